@@ -9,8 +9,7 @@ from pydantic import model_validator
 from torch import Tensor, nn
 
 from pfl_bench.types import DataFacts
-from tasks.common.options import StrictOptions
-from tasks.common.shapes import check_inputs
+from tasks.common.options import StrictOptions, check_inputs
 from tasks.common.text.bag_of_words import BagOfWords
 from tasks.common.text.embeddings import read_store_vectors
 from tasks.common.text.words import SPECIAL

@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from pfl_bench.data import FieldSpec
 from pfl_bench.types import DataError
 from tasks.amazon_review.reading import (
     JSON_LOOKED_FOR,
@@ -25,18 +24,12 @@ from tasks.common.forms import Form, choose_form
 from tasks.common.generated import GENERATED_FACTS, is_generated
 from tasks.common.leaf.partition import Gathering, PartitionOptions, write_partition
 from tasks.common.progress import Progress
-from tasks.common.text.numbered import NumberedWords, gather_texts
+from tasks.common.text.numbered import FIELDS, NUMBER, WAITING, NumberedWords, gather_texts
 
 FORMS = (
     Form("fedscale", MAPPING_LOOKED_FOR, lambda source: (source / FOLDER).is_dir()),
     Form("json", JSON_LOOKED_FOR, lambda source: bool(json_files(source))),
 )
-FIELDS = {"tokens": FieldSpec("uint32", ragged=True), "targets": FieldSpec("uint8")}
-GATHERED = {
-    "text": FieldSpec("uint8", ragged=True),
-    "targets": FieldSpec("uint8"),
-    "review": FieldSpec("int64"),
-}
 CLASSES = ("1 star", "2 stars", "3 stars", "4 stars", "5 stars")
 ROWS_AT_ONCE = 20_000
 SOURCES = {
@@ -71,7 +64,7 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
     source, out = Path(source), Path(out)
     form = choose_form(source, "Amazon Review", FORMS, options.form).name
     words = NumberedWords(True, options.max_words, options.vocabulary)
-    with Gathering(out, GATHERED) as gathering:
+    with Gathering(out, {**WAITING, "review": NUMBER}) as gathering:
         _gather(_reviews(form, source), gathering, progress)
         partition = gathering.partition(options, published_as=published_as(gathering))
         words.count(partition, progress)

@@ -8,8 +8,7 @@ from pydantic import Field, model_validator
 from torch import nn
 
 from pfl_bench.types import DataFacts
-from tasks.common.options import StrictOptions
-from tasks.common.shapes import check_inputs
+from tasks.common.options import StrictOptions, check_inputs
 from tasks.common.vision.leaf_cnn import two_convolutions
 
 CHANNELS = 32

@@ -8,8 +8,7 @@ from typing import Any, Literal
 from pfl_bench.types import RemoteFile
 from tasks.cifar10.forms import ARCHIVE, CLASSES, FORMS, PUBLISHED, read_binary, read_jpegs
 from tasks.common.forms import choose_form
-from tasks.common.images.features import FeatureOptions, featured
-from tasks.common.images.store import About, write_images
+from tasks.common.images.store import About, FeatureOptions, featured, write_images
 from tasks.common.progress import Progress
 from tasks.common.vision import imagenet
 

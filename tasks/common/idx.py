@@ -1,4 +1,4 @@
-"""Read MNIST's idx files, plain or gzipped, with every byte accounted for."""
+"""MNIST's idx files, every byte accounted for, and QMNIST's labels, which name the writers."""
 
 from __future__ import annotations
 
@@ -12,11 +12,44 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pfl_bench.types import DataError
+from pfl_bench.types import DataError, RemoteFile
 
 # Third byte of the file: type of the values, which are big-endian.
 UBYTE, INT = 0x08, 0x0C
 DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+
+NUM_DIGITS = 10
+NUM_ROWS = 60_000
+CLASS_COLUMN, WRITER_COLUMN, NUM_COLUMNS = 0, 2, 8
+TRAIN_LABELS = "qmnist-train-labels-idx2-int"
+TEST_LABELS = "qmnist-test-labels-idx2-int"
+
+QMNIST_URL = "https://raw.githubusercontent.com/facebookresearch/qmnist/master/"
+_MNIST_URLS = (
+    "https://ossci-datasets.s3.amazonaws.com/mnist/",
+    "http://yann.lecun.com/exdb/mnist/",
+)
+
+
+def _mnist(name: str, md5: str) -> RemoteFile:
+    return RemoteFile(name, tuple(f"{mirror}{name}" for mirror in _MNIST_URLS), None, f"md5:{md5}")
+
+
+def _qmnist(name: str, size: int, md5: str) -> RemoteFile:
+    return RemoteFile(name, (f"{QMNIST_URL}{name}",), size, f"md5:{md5}")
+
+
+# Digests: torchvision's classes MNIST and QMNIST.
+MNIST_FILES = (
+    _mnist("train-images-idx3-ubyte.gz", "f68b3c2dcbeaaa9fbdd348bbdeb94873"),
+    _mnist("train-labels-idx1-ubyte.gz", "d53e105ee54ea40749a09fcbcd1e9432"),
+    _mnist("t10k-images-idx3-ubyte.gz", "9fb629c4189551a2d022fa330f9573f3"),
+    _mnist("t10k-labels-idx1-ubyte.gz", "ec29112dd5afa0611ce80d1b7f02629c"),
+)
+LABEL_FILES = (
+    _qmnist(f"{TRAIN_LABELS}.gz", 463_024, "0058f8dd561b90ffdd0f734c6a30e5e4"),
+    _qmnist(f"{TEST_LABELS}.gz", 526_800, "5b5b05890a5e13444e108efe57b788aa"),
+)
 
 
 def find_idx(folder: Path, name: str) -> Path | None:
@@ -60,3 +93,38 @@ def read_idx(path: Path, type_code: int, shape: tuple[int, ...]) -> NDArray[Any]
         raise DataError(f"{path}: {state} the {size} bytes of values; get the file anew")
     values = np.frombuffer(body, dtype=DTYPES[type_code]).reshape(shape)
     return values.astype(values.dtype.newbyteorder("="))
+
+
+def read_labels(path: Path) -> NDArray[np.int32]:
+    """Read one of QMNIST's label files.
+
+    Returns:
+        Shape (60,000, 8). The first 10,000 rows of the test file are MNIST's test images, all rows
+        of the other one MNIST's training images, in order.
+    """
+    labels: NDArray[np.int32] = read_idx(path, INT, (NUM_ROWS, NUM_COLUMNS))
+    classes, writers = labels[:, CLASS_COLUMN], labels[:, WRITER_COLUMN]
+    if classes.min() < 0 or classes.max() >= NUM_DIGITS or writers.min() < 0:
+        raise DataError(
+            f"{path}: column {CLASS_COLUMN} must be digits 0..9 and column {WRITER_COLUMN} "
+            "writers from 0; the file is damaged: get it anew"
+        )
+    return labels
+
+
+def check_classes(
+    mnist: Path, theirs: NDArray[np.uint8], path: Path, labels: NDArray[np.int32]
+) -> None:
+    """Refuse labels of MNIST and of QMNIST that disagree.
+
+    ``theirs``, shape (n,), are the labels of ``mnist``, MNIST's own label file; the first n of
+    ``labels``, read of ``path``, belong to the same images.
+    """
+    classes = labels[: len(theirs), CLASS_COLUMN]
+    differing = np.flatnonzero(theirs != classes)
+    if len(differing):
+        row = int(differing[0])
+        raise DataError(
+            f"{mnist}: image {row} is a {theirs[row]}, but {path} says {classes[row]} "
+            f"({len(differing)} rows differ); the files do not belong together: get them anew"
+        )

@@ -1,8 +1,10 @@
-"""Base of the options of tasks."""
+"""Base of the options of tasks, and models and data that fit each other."""
 
 from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from pfl_bench.types import ConfigError, DataFacts
 
 
 class StrictOptions(BaseModel):
@@ -30,3 +32,15 @@ class StoredOptions(StrictOptions):
 
     data: str
     max_examples_per_user: int | None = Field(default=None, ge=1)
+
+
+def check_inputs(fits: bool, task: str, model: str, takes: str, facts: DataFacts) -> None:
+    """Refuse data that a model does not take.
+
+    ``takes`` is what it takes: "inputs of shape (3, size, size)", say.
+    """
+    if not fits:
+        raise ConfigError(
+            f"model {model!r} of task {task} takes {takes}, but the data ({facts.variant}) have "
+            f"inputs of shape {tuple(facts.input_shape)}; use {task} data"
+        )

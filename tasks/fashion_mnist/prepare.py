@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from pfl_bench.types import RemoteFile
-from tasks.common.images.features import FeatureOptions, featured
 from tasks.common.images.idx_files import PARTS, are_published, read_split
-from tasks.common.images.store import About, write_images
+from tasks.common.images.store import About, FeatureOptions, featured, write_images
 from tasks.common.progress import Progress
 
 _MIRRORS = (

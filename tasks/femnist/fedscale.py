@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 
 from pfl_bench.types import DataError
 from tasks.common.fedscale.layout import FOLDER
-from tasks.common.fedscale.published import Counts, table5
 from tasks.common.fedscale.samples import LeftOut, grouped, prefetch
-from tasks.common.fedscale.streaming import BadSamples, Options, open_layout
+from tasks.common.fedscale.streaming import BadSamples, Counts, Options, open_layout, table5
 from tasks.common.fedscale.survey import Labels
 from tasks.common.leaf.partition import Gathering
 from tasks.common.progress import Progress

@@ -7,8 +7,7 @@ from typing import Literal
 from torch import nn
 
 from pfl_bench.types import DataFacts
-from tasks.common.options import StrictOptions
-from tasks.common.shapes import check_inputs
+from tasks.common.options import StrictOptions, check_inputs
 from tasks.common.vision.leaf_cnn import two_convolutions
 from tasks.common.vision.normalization import for_one_channel
 from tasks.femnist.forms import NUM_PIXELS, SIDE

@@ -7,15 +7,15 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from pfl_bench.types import ConfigError, DataError, HubDataset, RemoteFile
+from pfl_bench.types import ConfigError, HubDataset, RemoteFile
 from tasks.common.description import StoreDescription
 from tasks.common.fedscale.streaming import BadSamples
 from tasks.common.forms import choose_form
+from tasks.common.idx import LABEL_FILES, MNIST_FILES, QMNIST_URL
 from tasks.common.leaf.options import FORM_NAMES
 from tasks.common.leaf.partition import Gathering, PartitionOptions, write_partition
 from tasks.common.leaf.table1 import FEMNIST, compare
 from tasks.common.progress import Progress
-from tasks.common.qmnist import LABEL_FILES, MNIST_FILES, QMNIST_URL
 from tasks.femnist import fedscale, leaf_json, nist, parquet, qmnist, tff
 from tasks.femnist.forms import FIELDS, SIDE, Form
 
@@ -76,8 +76,6 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
     counts compare with the published ones.
     """
     source, out = Path(source), Path(out)
-    if out.is_dir():
-        raise DataError(f"{out} is a folder; --out names the file to write, such as femnist.h5")
     form = choose_form(source, "FEMNIST", FORMS, options.form)
     own = _own_options(form, options)
     with Gathering(out, FIELDS) as gathering:

@@ -9,19 +9,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfl_bench.types import DataError
-from tasks.common.idx import UBYTE, find_idx, read_idx
-from tasks.common.leaf.partition import Gathering
-from tasks.common.leaf.plan import UNSPLIT
-from tasks.common.progress import Progress
-from tasks.common.qmnist import (
+from tasks.common.idx import (
     CLASS_COLUMN,
     NUM_ROWS,
     TEST_LABELS,
     TRAIN_LABELS,
+    UBYTE,
     WRITER_COLUMN,
     check_classes,
+    find_idx,
+    read_idx,
     read_labels,
 )
+from tasks.common.leaf.partition import Gathering
+from tasks.common.leaf.plan import UNSPLIT
+from tasks.common.progress import Progress
 from tasks.femnist.forms import NUM_DIGITS, SIDE, Form, Reading
 
 NUM_MNIST_TEST = 10_000

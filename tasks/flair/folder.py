@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
 from pfl_bench.types import DataError
 from tasks.flair.checking import MAX_IMAGE_BYTES, NO_IMAGE, Finding, RawImage, examined, too_large
-from tasks.flair.reading import Form, ImageTable, Job, read_metadata
+from tasks.flair.reading import Form, Images, ImageTable, Job, read_metadata
 
 FOLDER = "small_images"
 SUFFIXES = (".jpg", ".jpeg")
@@ -26,28 +25,11 @@ SPELLINGS = tuple(
 PROGRESS_EVERY = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class FolderImages:
-    """Images that stay in their files; the table's places are suffixes in ``SPELLINGS``."""
+def read_images(job: Job) -> Images:
+    """Read and check all files; their bytes are read again when the store is written.
 
-    table: ImageTable
-    ids: list[str]
-    folder: Path
-
-    def read(self, entry: int) -> bytes:
-        """Read an entry's encoded image."""
-        path = self.folder / f"{self.ids[entry]}{SPELLINGS[self.table.place[entry]]}"
-        try:
-            data = path.read_bytes()
-        except OSError as error:
-            raise DataError(f"{path}: cannot be read any more ({error.strerror})") from error
-        if not self.table.is_intact(entry, data):
-            raise DataError(f"{path}: changed while the store was prepared; run the command again")
-        return data
-
-
-def read_images(job: Job) -> FolderImages:
-    """Read and check all files; their bytes are read again when the store is written."""
+    The table's places are suffixes in ``SPELLINGS``.
+    """
     folder = job.source / FOLDER
     table = ImageTable(job.catalogue)
     for done, image in enumerate(examined(_files(folder), job.side, job.check), start=1):
@@ -57,7 +39,22 @@ def read_images(job: Job) -> FolderImages:
         table.add(stem, image.finding, (place, 0), len(data), zlib.crc32(data))
         if done % PROGRESS_EVERY == 0:
             job.progress("reading small_images (files)", done, len(job.catalogue))
-    return FolderImages(table, list(job.catalogue.entries), folder)
+    ids = list(job.catalogue.entries)
+
+    def path_of(entry: int) -> Path:
+        return folder / f"{ids[entry]}{SPELLINGS[table.place[entry]]}"
+
+    def fetch(entry: int) -> bytes:
+        path = path_of(entry)
+        try:
+            return path.read_bytes()
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read any more ({error.strerror})") from error
+
+    def changed(entry: int) -> str:
+        return f"{path_of(entry)}: changed while the store was prepared; run the command again"
+
+    return Images(table, fetch, changed)
 
 
 def _files(folder: Path) -> Iterator[RawImage]:

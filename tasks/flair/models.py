@@ -119,16 +119,16 @@ def _check_name(name: str) -> None:
 
 
 def _check_normalization(options: Options) -> None:
-    if options.init == "imagenet" and options.normalization == "group":
-        raise ConfigError(
-            "model.normalization: 'group' does not go with model.init=imagenet: the weights were "
-            "trained with BatchNorm and expect its statistics; use model.normalization=frozen"
-        )
-    if options.init == "random" and options.normalization == "frozen":
-        raise ConfigError(
-            "model.normalization: 'frozen' does not go with model.init=random: there are no "
-            "statistics to freeze, so nothing would be normalised; use model.normalization=group"
-        )
+    if (options.init == "imagenet") == (options.normalization == "frozen"):
+        return
+    why, other = {
+        "group": ("the weights were trained with BatchNorm and expect its statistics", "frozen"),
+        "frozen": ("there are no statistics to freeze, so nothing would be normalised", "group"),
+    }[options.normalization]
+    raise ConfigError(
+        f"model.normalization: '{options.normalization}' does not go with model.init="
+        f"{options.init}: {why}; use model.normalization={other}"
+    )
 
 
 def _last_layer(module: nn.Module, name: str) -> str:

@@ -14,7 +14,7 @@ from tasks.flair.catalogue import FIELDS, Catalogue
 from tasks.flair.checking import MAX_IMAGE_BYTES, RawImage, too_large
 from tasks.flair.labels import relationship_of
 from tasks.flair.published import SPLIT_OF_PARTITION
-from tasks.flair.reading import Form, Input, Job, SpooledImages, fingerprint_of, spool_all
+from tasks.flair.reading import Form, Images, Input, Job, fingerprint_of, spool_all
 
 ROWS_OF_ENTRIES = 4096
 ROWS_OF_IMAGES = 64
@@ -72,7 +72,7 @@ def _read_file(path: Path, catalogue: Catalogue) -> None:
                 catalogue.add({"partition": split, **entry}, f"{path}, row {row}")
 
 
-def read_images(job: Job) -> SpooledImages:
+def read_images(job: Job) -> Images:
     """Bring the images of all files into the spool."""
     paths = find_parquet(job.source)
     inputs = [

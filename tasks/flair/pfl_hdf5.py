@@ -22,7 +22,7 @@ from tasks.flair.catalogue import Catalogue
 from tasks.flair.checking import FINE, Finding, RawImage
 from tasks.flair.labels import relationship_of
 from tasks.flair.published import SPLIT_OF_PARTITION
-from tasks.flair.reading import Form, Input, Job, SpooledImages, fingerprint_of, spool_all
+from tasks.flair.reading import Form, Images, Input, Job, fingerprint_of, spool_all
 
 METADATA = "metadata"
 SUFFIXES = (".h5", ".hdf5")
@@ -171,7 +171,7 @@ def _texts(dataset: Any, where: str) -> list[str]:
     return [value.decode() for value in values]
 
 
-def read_images(job: Job) -> SpooledImages:
+def read_images(job: Job) -> Images:
     """Encode the pixels and bring them into the spool, some users at a time."""
     path = _the_file(job.source)
     inputs = []

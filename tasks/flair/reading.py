@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 
 from pfl_bench.types import DataError
 from tasks.common import forms
-from tasks.common.json_text import json_reason
+from tasks.common.leaf.json_files import json_reason
 from tasks.common.parquet import DamagedInputError
 from tasks.common.progress import Progress
 from tasks.flair.catalogue import Catalogue
@@ -61,19 +61,27 @@ class Input:
     images: Callable[[], Iterator[RawImage]]
 
 
-class Images(Protocol):
-    """Images of a source that have been read and checked once."""
+@dataclass(frozen=True, slots=True)
+class Images:
+    """Images of a source that have been read and checked once.
 
-    @property
-    def table(self) -> ImageTable:
-        """Table of the known images."""
+    Attributes:
+        table: Table of the known images.
+        fetch: Reads an entry's encoded image again.
+        changed: Says of an entry whose image is no longer what was checked what to do.
+    """
+
+    table: ImageTable
+    fetch: Callable[[int], bytes]
+    changed: Callable[[int], str]
 
     def read(self, entry: int) -> bytes:
-        """Read an entry's encoded image.
-
-        Raises:
-            DataError: It is not what it was when it was checked.
-        """
+        """Read an entry's encoded image; a DataError if it is not what it was."""
+        data = self.fetch(entry)
+        expected = (int(self.table.size[entry]), int(self.table.checksum[entry]))
+        if (len(data), zlib.crc32(data)) != expected:
+            raise DataError(self.changed(entry))
+        return data
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,11 +139,6 @@ class ImageTable:
                     ("contradictory",), "several files of that name, with different content"
                 )
 
-    def is_intact(self, entry: int, data: bytes) -> bool:
-        """Whether these are still the bytes that were checked."""
-        expected = (int(self.size[entry]), int(self.checksum[entry]))
-        return (len(data), zlib.crc32(data)) == expected
-
     def problems(self) -> tuple[Counter[str], dict[str, list[str]], set[int]]:
         """Counts by kind; by kind, what is to be named of each image; the unusable entries."""
         named = {kind: list(names) for kind, names in self.notes.items()}
@@ -160,28 +163,7 @@ class ImageTable:
         return +counts, named, bad
 
 
-@dataclass(frozen=True, slots=True)
-class SpooledImages:
-    """Images that wait in the spool; ``blobs`` has the blob of each of the table's places."""
-
-    table: ImageTable
-    blobs: Sequence[Path]
-    spool: ImageSpool
-
-    def read(self, entry: int) -> bytes:
-        """Read an entry's encoded image."""
-        table = self.table
-        blob = self.blobs[table.place[entry]]
-        data = self.spool.read(blob, int(table.start[entry]), int(table.size[entry]))
-        if not table.is_intact(entry, data):
-            raise DataError(
-                f"{blob}: temporary data are damaged; remove the folder {blob.parent} and start "
-                "again"
-            )
-        return data
-
-
-def spool_all(job: Job, inputs: Sequence[Input]) -> SpooledImages:
+def spool_all(job: Job, inputs: Sequence[Input]) -> Images:
     """Bring the images of all inputs into the spool, those that are there already excepted.
 
     Raises:
@@ -207,7 +189,18 @@ def spool_all(job: Job, inputs: Sequence[Input]) -> SpooledImages:
             "Get these anew (delete a file, and 'pfl-bench data download flair' fetches it again) "
             "and run the same command: only they will be read."
         )
-    return SpooledImages(table, blobs, job.spool)
+
+    def fetch(entry: int) -> bytes:
+        start, size = int(table.start[entry]), int(table.size[entry])
+        return job.spool.read(blobs[table.place[entry]], start, size)
+
+    def changed(entry: int) -> str:
+        blob = blobs[table.place[entry]]
+        return (
+            f"{blob}: temporary data are damaged; remove the folder {blob.parent} and start again"
+        )
+
+    return Images(table, fetch, changed)
 
 
 def fingerprint_of(path: Path) -> list[int]:

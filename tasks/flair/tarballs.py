@@ -14,9 +14,9 @@ from tasks.flair.checking import MAX_IMAGE_BYTES, NO_IMAGE, Finding, RawImage, t
 from tasks.flair.published import NUM_TARBALLS
 from tasks.flair.reading import (
     Form,
+    Images,
     Input,
     Job,
-    SpooledImages,
     fingerprint_of,
     read_metadata,
     spool_all,
@@ -39,7 +39,7 @@ def absent_tarballs(source: Path) -> list[str]:
     return [name for name in published if not (source / name).is_file()]
 
 
-def read_images(job: Job) -> SpooledImages:
+def read_images(job: Job) -> Images:
     """Bring the images of all tarballs into the spool."""
     paths = find_tarballs(job.source)
     total = sum(path.stat().st_size for path in paths)

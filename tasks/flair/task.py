@@ -20,8 +20,7 @@ from tasks.common.classification import known_facts
 from tasks.common.options import StrictOptions
 from tasks.common.partition.split import PartitionedSplit
 from tasks.common.vision.decoding import check_kept
-from tasks.flair.decoding import Decoder
-from tasks.flair.transform import CropFlipNormalize
+from tasks.flair.decoding import CropFlipNormalize, Decoder
 
 TASK_NAME = "flair"
 # Of the store's facts, what a summary repeats; the lists of labels are thousands of words.

@@ -10,8 +10,7 @@ from typing import Literal, cast
 from torch import nn
 
 from pfl_bench.types import DataFacts
-from tasks.common.options import StrictOptions
-from tasks.common.shapes import check_inputs
+from tasks.common.options import StrictOptions, check_inputs
 from tasks.common.vision.normalization import for_one_channel
 from tasks.common.vision.small_cnn import small_cnn
 

@@ -7,13 +7,11 @@ from typing import Any
 
 from pfl_bench.data import FieldSpec
 from pfl_bench.types import DataError
-from tasks.common.description import StoreDescription
 from tasks.common.fedscale.client_data_map import find_map, open_map
 from tasks.common.fedscale.layout import FOLDER
-from tasks.common.fedscale.published import Counts, looks_full, table5
-from tasks.common.fedscale.streaming import Options, open_layout, write_store
+from tasks.common.fedscale.streaming import Counts, Options, describe, open_layout, write_store
 from tasks.common.fedscale.survey import Labels
-from tasks.common.generated import GENERATED_FACTS, is_generated
+from tasks.common.generated import is_generated
 from tasks.common.progress import Progress
 from tasks.google_speech.release import ARCHIVE, FILES, is_release, open_release
 from tasks.google_speech.wav import INPUT_SHAPE, WORDS, read_wav
@@ -53,23 +51,17 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
         found = open_layout(source, Labels(WORDS), options, progress)
     else:
         found = open_release(source, options, progress)
-    variant = "google-speech" if mapped else "speech-commands"
-    variant += "" if looks_full(found, PUBLISHED) else "-partial"
     told = "clients as FedScale publishes them" if mapped else "speakers and split as published"
-    origin = f"Google Speech Commands 0.02, {told}"
-    extra: dict[str, Any] = {**table5(found, PUBLISHED), "generated": is_generated(source)}
-    if is_generated(source):
-        variant, origin = "google-speech-generated", "generated tones in FedScale's layout"
-        extra |= GENERATED_FACTS
-    description = StoreDescription(
+    description = describe(
+        source,
+        found,
+        PUBLISHED,
+        {"audio": FieldSpec("int16", ragged=True)},
         task="google_speech",
-        variant=variant,
-        source=origin,
-        num_classes=len(found.class_names),
+        variant="google-speech" if mapped or is_generated(source) else "speech-commands",
+        origin=f"Google Speech Commands 0.02, {told}",
+        made_up="generated tones in FedScale's layout",
         input_shape=INPUT_SHAPE,
-        fields={"audio": FieldSpec("int16", ragged=True), "targets": FieldSpec("uint16")},
-        extra=extra,
-        names={"targets": found.class_names},
     )
     return write_store(Path(out), found, options, read_wav, description, progress)
 

@@ -6,20 +6,19 @@ from pathlib import Path
 from typing import Any
 
 from pfl_bench.types import DataError
-from tasks.common.idx import find_idx
-from tasks.common.images.features import FeatureOptions, featured
-from tasks.common.images.idx_files import PARTS, are_published, file_names, read_split
-from tasks.common.images.store import About, Images, write_images
-from tasks.common.progress import Progress
-from tasks.common.qmnist import (
+from tasks.common.idx import (
     LABEL_FILES,
     MNIST_FILES,
     TEST_LABELS,
     TRAIN_LABELS,
     WRITER_COLUMN,
     check_classes,
+    find_idx,
     read_labels,
 )
+from tasks.common.images.idx_files import PARTS, are_published, file_names, read_split
+from tasks.common.images.store import About, FeatureOptions, Images, featured, write_images
+from tasks.common.progress import Progress
 
 FILES = (*MNIST_FILES, *LABEL_FILES)
 FILES_NOTE = (

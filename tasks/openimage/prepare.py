@@ -6,12 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from pfl_bench.data import FieldSpec
-from tasks.common.description import StoreDescription
 from tasks.common.fedscale.client_data_map import find_map, open_map, read_classes
-from tasks.common.fedscale.published import Counts, looks_full, table5
-from tasks.common.fedscale.streaming import Options, open_layout, write_store
+from tasks.common.fedscale.streaming import Counts, Options, describe, open_layout, write_store
 from tasks.common.fedscale.survey import Labels
-from tasks.common.generated import GENERATED_FACTS, is_generated
 from tasks.common.progress import Progress
 from tasks.openimage.pictures import check_picture
 
@@ -35,21 +32,16 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
         found = open_map(source, pickled, _read_name, classes, progress)
     else:
         found = open_layout(source, Labels(), options, progress)
-    extra: dict[str, Any] = {**table5(found, PUBLISHED), "generated": is_generated(source)}
-    variant = "openimage" if looks_full(found, PUBLISHED) else "openimage-partial"
-    origin = "OpenImage, pictures and clients as FedScale publishes them"
-    if is_generated(source):
-        variant, origin = "openimage-generated", "drawn shapes in FedScale's layout"
-        extra |= GENERATED_FACTS
-    description = StoreDescription(
+    description = describe(
+        source,
+        found,
+        PUBLISHED,
+        {"image": FieldSpec("uint8", ragged=True)},
         task="openimage",
-        variant=variant,
-        source=origin,
-        num_classes=len(found.class_names),
+        variant="openimage",
+        origin="OpenImage, pictures and clients as FedScale publishes them",
+        made_up="drawn shapes in FedScale's layout",
         input_shape=(3, SIZE, SIZE),
-        fields={"image": FieldSpec("uint8", ragged=True), "targets": FieldSpec("uint16")},
-        extra=extra,
-        names={"targets": found.class_names},
     )
     return write_store(Path(out), found, options, check_picture, description, progress)
 

@@ -54,11 +54,6 @@ class Options(StrictOptions):
     subreddits: int = Field(default=50, ge=1, le=1_000_000)
     seed: int = Field(default=0, ge=0)
 
-    @property
-    def num_comments(self) -> int:
-        """Comments of all users."""
-        return count_comments(self.users, self.comments)
-
     @model_validator(mode="after")
     def _comments_fit(self) -> Self:
         count_comments(self.users, self.comments)
@@ -86,7 +81,7 @@ def generate(out: Path, options: Options, progress: Progress) -> dict[str, Any]:
     return {
         "what": "made-up comments in LEAF's form, not Reddit",
         "users": options.users,
-        "comments": options.num_comments,
+        "comments": count_comments(options.users, options.comments),
         "sequences": sequences,
         **({"store": str(out / STORE)} if options.form == "store" else {}),
         "prepare_options": None if options.form == "store" else [],
@@ -189,7 +184,7 @@ def _rows(values: list[Any]) -> list[list[Any]]:
 def _blocks(options: Options) -> Iterator[Block]:
     return draw_blocks(
         options.users,
-        options.num_comments,
+        count_comments(options.users, options.comments),
         options.vocabulary_size - len(_SPECIAL),
         options.subreddits,
         options.mean_tokens,

@@ -2,37 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
-
 from pydantic import Field
 from torch import Tensor, nn
 
 from pfl_bench.types import DataFacts
 from tasks.common.lstm.linear_cross_entropy import linear_cross_entropy
-from tasks.common.lstm.stacked_lstm import StackedLstm
-from tasks.common.options import StrictOptions
-from tasks.common.shapes import check_inputs
+from tasks.common.lstm.stacked_lstm import LstmOptions, StackedLstm
+from tasks.common.options import check_inputs
 
 # What LEAF's code draws the weights from, in both directions.
 INIT_SCALE = 0.1
 
 
-class Options(StrictOptions):
-    """Options of the Reddit models.
+class Options(LstmOptions):
+    """Options of the Reddit models, beside those of all networks with a stacked LSTM.
 
     Attributes:
-        name: "stacked_lstm".
         embedding_size: Features of a token; 200 in LEAF's paper, 256 in its code.
-        hidden_size: Units of each LSTM layer.
-        num_layers: LSTM layers.
-        dropout: Probability that an output of a layer is dropped in training.
     """
 
-    name: Literal["stacked_lstm"]
-    embedding_size: Annotated[int, Field(ge=1)] = 200
-    hidden_size: Annotated[int, Field(ge=1)] = 256
-    num_layers: Annotated[int, Field(ge=1)] = 2
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    embedding_size: int = Field(default=200, ge=1)
 
 
 class NextTokens(nn.Module):

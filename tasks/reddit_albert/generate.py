@@ -42,11 +42,6 @@ class Options(StrictOptions):
     words: int = Field(default=1000, ge=10, le=60_000)
     seed: int = Field(default=0, ge=0)
 
-    @property
-    def num_comments(self) -> int:
-        """Comments of all users."""
-        return count_comments(self.users, self.comments)
-
     @model_validator(mode="after")
     def _comments_fit(self) -> Self:
         count_comments(self.users, self.comments)
@@ -68,7 +63,7 @@ def generate(out: Path, options: Options, progress: Progress) -> dict[str, Any]:
     return {
         "what": "made-up comments in FedScale's form, not Reddit",
         "users": options.users,
-        "comments": options.num_comments,
+        "comments": count_comments(options.users, options.comments),
         "prepare_options": [],
     }
 
@@ -79,7 +74,7 @@ def _write(folder: Path, options: Options, progress: Progress) -> None:
     ends = np.rint(np.cumsum(list(SHARES.values())) * options.users)
     blocks = draw_blocks(
         options.users,
-        options.num_comments,
+        count_comments(options.users, options.comments),
         options.words,
         SUBREDDITS,
         options.mean_tokens,

@@ -10,8 +10,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from pfl_bench.types import DataFacts
-from tasks.common.options import StrictOptions
-from tasks.common.shapes import check_inputs
+from tasks.common.options import StrictOptions, check_inputs
 from tasks.reddit_albert.albert import load_albert, random_albert
 from tasks.reddit_albert.masking import HIDDEN
 

@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from pfl_bench.data import FieldSpec
 from pfl_bench.types import ConfigError, DataError, SplitBy
 from tasks.common.description import StoreDescription
 from tasks.common.forms import Form, choose_form
@@ -19,7 +18,7 @@ from tasks.common.leaf.options import FORM_NAMES
 from tasks.common.leaf.partition import Gathering, PartitionOptions, write_partition
 from tasks.common.leaf.table1 import SENT140, compare, looks_full
 from tasks.common.progress import Progress
-from tasks.common.text.numbered import NumberedWords, gather_texts
+from tasks.common.text.numbered import FIELDS, NUMBER, WAITING, NumberedWords, gather_texts
 from tasks.sent140.reading import Tweet, csv_files, read_csv, read_leaf
 
 FORMS = (
@@ -31,12 +30,6 @@ FORMS = (
     ),
     Form("leaf-json", LOOKED_FOR, lambda source: bool(find_files(source))),
 )
-FIELDS = {"tokens": FieldSpec("uint32", ragged=True), "targets": FieldSpec("uint8")}
-GATHERED = {
-    "text": FieldSpec("uint8", ragged=True),
-    "targets": FieldSpec("uint8"),
-    "tweet": FieldSpec("int64"),
-}
 BUILT_SIZE = 10_000
 ROWS_AT_ONCE = 50_000
 
@@ -94,7 +87,7 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
     tally = Tally()
     if options.manual == "leave_out":
         tally.counted += ", without those labelled by hand"
-    with Gathering(out, GATHERED) as gathering:
+    with Gathering(out, {**WAITING, "tweet": NUMBER}) as gathering:
         _gather(tweets, gathering, tally, options, progress)
         if options.manual == "test" and "test" not in gathering.splits:
             raise DataError(

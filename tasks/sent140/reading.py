@@ -62,23 +62,20 @@ def read_csv(path: Path, manual: bool) -> Iterator[Tweet]:
     # Every byte is a character of Latin-1: wrong encodings show in what the rows say.
     with regular(path).open(encoding="latin-1", newline="") as file:
         rows = csv.reader(lines(file))
-        while True:
-            try:
-                row = next(rows, None)
-            except csv.Error as error:
-                raise DataError(
-                    f"{path}, line {rows.line_num}: {error}; the file is damaged: an unclosed "
-                    "quotation mark, or not a CSV file; copy it again"
-                ) from error
-            if row is None:
-                if unclosed:  # the reader takes the end of the file for the end of a quotation
-                    raise DataError(
-                        f"{path}, line {rows.line_num}: an unclosed quotation mark in the last "
-                        "row; the file is cut or damaged: copy it again"
-                    )
-                return
-            unclosed, quotes = quotes % 2 == 1, 0
-            yield _tweet(row, f"{path}, line {rows.line_num}", manual)
+        try:
+            for row in rows:
+                unclosed, quotes = quotes % 2 == 1, 0
+                yield _tweet(row, f"{path}, line {rows.line_num}", manual)
+        except csv.Error as error:
+            raise DataError(
+                f"{path}, line {rows.line_num}: {error}; the file is damaged: an unclosed "
+                "quotation mark, or not a CSV file; copy it again"
+            ) from error
+        if unclosed:  # the reader takes the end of the file for the end of a quotation
+            raise DataError(
+                f"{path}, line {rows.line_num}: an unclosed quotation mark in the last row; the "
+                "file is cut or damaged: copy it again"
+            )
 
 
 def _tweet(row: list[str], where: str, manual: bool) -> Tweet:

@@ -3,33 +3,16 @@
 from __future__ import annotations
 
 from math import sqrt
-from typing import Annotated, Literal
 
-from pydantic import Field
 from torch import Tensor, nn
 
 from pfl_bench.types import DataFacts
-from tasks.common.lstm.stacked_lstm import StackedLstm
-from tasks.common.options import StrictOptions
-from tasks.common.shapes import check_inputs
+from tasks.common.lstm.stacked_lstm import LstmOptions, StackedLstm
+from tasks.common.options import check_inputs
 
 
-class Options(StrictOptions):
-    """Options of the Shakespeare models.
-
-    Attributes:
-        name: "stacked_lstm".
-        embedding_size: Features of a character.
-        hidden_size: Units of each LSTM layer.
-        num_layers: LSTM layers.
-        dropout: Probability that an output of a layer is dropped in training.
-    """
-
-    name: Literal["stacked_lstm"]
-    embedding_size: Annotated[int, Field(ge=1)] = 8
-    hidden_size: Annotated[int, Field(ge=1)] = 256
-    num_layers: Annotated[int, Field(ge=1)] = 2
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+class Options(LstmOptions):
+    """Options of the Shakespeare models: those of all networks with a stacked LSTM."""
 
 
 class NextCharacter(nn.Module):

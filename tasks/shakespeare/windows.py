@@ -19,7 +19,6 @@ _OUTSIDE = 255
 _TABLE = np.full(256, _OUTSIDE, dtype=np.uint8)
 _TABLE[[ord(character) for character in CHARACTERS]] = np.arange(len(CHARACTERS))
 LENGTH = 80
-SPLITS = ("train", "val", "test")
 _SPACES = re.compile(r"  +")
 _NAME = re.compile(r"\W+")
 

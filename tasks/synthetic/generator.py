@@ -75,7 +75,8 @@ def generate(recipe: Recipe) -> Pool:
     inputs = np.empty((int(offsets[-1]), recipe.num_features), dtype=np.float32)
     targets = np.empty(len(inputs), dtype=np.int64)
     clusters = np.empty(recipe.num_tasks, dtype=np.int64)
-    draw_task = _paper(recipe) if recipe.style == "paper" else _code(recipe)
+    shares = np.asarray(recipe.cluster_probabilities) / sum(recipe.cluster_probabilities)
+    draw_task = (_paper if recipe.style == "paper" else _code)(recipe, shares)
     for task, (start, stop) in enumerate(itertools.pairwise(offsets.tolist())):
         features, targets[start:stop], clusters[task] = draw_task(task, stop - start)
         inputs[start:stop] = features
@@ -97,19 +98,18 @@ def _scores(features: NDArray[np.float64], model: NDArray[np.float64]) -> NDArra
     return scores
 
 
-def _paper(recipe: Recipe) -> Callable[[int, int], Drawn]:
+def _paper(recipe: Recipe, shares: NDArray[np.float64]) -> Callable[[int, int], Drawn]:
     """The appendix: one stream for what tasks share, and one for each task."""
     features, side = recipe.num_features, recipe.side_dimension
     rng = np.random.default_rng(np.random.SeedSequence(recipe.seed, spawn_key=(_WORLD,)))
-    num_clusters = len(recipe.cluster_probabilities)
+    num_clusters = len(shares)
     centres = rng.normal(rng.normal(size=(num_clusters, 1)), size=(num_clusters, side))
     mixing = rng.normal(size=(features + 1, recipe.num_classes, side))
     scale = _feature_scale(features)
-    probabilities = np.asarray(recipe.cluster_probabilities) / sum(recipe.cluster_probabilities)
 
     def draw_task(task: int, count: int) -> Drawn:
         rng = np.random.default_rng(np.random.SeedSequence(recipe.seed, spawn_key=(_TASK, task)))
-        cluster = int(rng.choice(num_clusters, p=probabilities))
+        cluster = int(rng.choice(num_clusters, p=shares))
         model = mixing @ rng.normal(centres[cluster], PAPER_MODEL_SD)
         mean = rng.normal(rng.normal(), size=features)
         drawn = mean + scale * rng.normal(size=(count, features))
@@ -120,20 +120,19 @@ def _paper(recipe: Recipe) -> Callable[[int, int], Drawn]:
     return draw_task
 
 
-def _code(recipe: Recipe) -> Callable[[int, int], Drawn]:
+def _code(recipe: Recipe, shares: NDArray[np.float64]) -> Callable[[int, int], Drawn]:
     """LEAF's generator: one legacy stream, seeded a second time after the sizes."""
     features, side = recipe.num_features, recipe.side_dimension
     rng = np.random.RandomState(recipe.seed)
-    num_clusters = len(recipe.cluster_probabilities)
+    num_clusters = len(shares)
     mixing = rng.normal(size=(features + 1, recipe.num_classes, side))
     centres = [rng.normal(rng.normal(), 1.0, side) for _ in range(num_clusters)]
     scale = _feature_scale(features)
-    probabilities = np.asarray(recipe.cluster_probabilities) / sum(recipe.cluster_probabilities)
     # The first generator's softmax ran over the examples of a task instead of the classes.
     axis = 0 if recipe.style == "first_code" else 1
 
     def draw_task(task: int, count: int) -> Drawn:
-        cluster = int(rng.choice(num_clusters, p=probabilities))
+        cluster = int(rng.choice(num_clusters, p=shares))
         mean = rng.normal(rng.normal(), 1.0, features)
         # What multivariate_normal draws for a diagonal covariance in descending order.
         drawn = mean + scale * rng.standard_normal((count, features))

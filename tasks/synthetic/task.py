@@ -16,6 +16,7 @@ from pydantic import Field, field_validator, model_validator
 from pfl_bench.data import InMemorySplit
 from pfl_bench.types import ConfigError, DataFacts, SplitBy
 from tasks.common.classification import InMemoryTask
+from tasks.common.leaf.options import check_fractions
 from tasks.common.leaf.plan import SPLITS, UNSPLIT, published_split_by
 from tasks.common.options import StrictOptions
 from tasks.synthetic.dividing import Subset, divide, drop_small, partition_evenly, whole
@@ -90,11 +91,7 @@ class Options(StrictOptions):
 
     @model_validator(mode="after")
     def _options_fit(self) -> Self:
-        if self.train_fraction + self.val_fraction > 1 + 1e-9:
-            raise ValueError(
-                f"train_fraction {self.train_fraction} and val_fraction {self.val_fraction} sum to "
-                "more than 1; what they leave is the test split"
-            )
+        check_fractions(self.train_fraction, self.val_fraction)
         changed = self.changed(*GENERATOR_OPTIONS)
         if self.data is not None and changed:
             raise ValueError(

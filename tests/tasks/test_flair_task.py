@@ -14,9 +14,9 @@ from torchvision.transforms import v2
 
 from pfl_bench.data import Store
 from pfl_bench.types import ConfigError, DataError, ReadsOnDevice, TransformsBatches
-from tasks.flair.decoding import Decoder, num_components
+from tasks.common.vision.imagenet import MEAN, STD
+from tasks.flair.decoding import CropFlipNormalize, Decoder, num_components
 from tasks.flair.task import FlairTask, Options, build
-from tasks.flair.transform import MEAN, STD, CropFlipNormalize
 from tests.tasks.flair_store import COARSE, FINE, encode, picture, write_store
 
 SIDE = 64

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -79,27 +80,22 @@ def prefetch(
         except (SampleError, PictureError) as error:
             return str(error)
 
-    def settle(sample: Sample, value: NDArray[Any] | str) -> NDArray[Any] | None:
-        if not isinstance(value, str):
-            return value
-        named = f" {sample.content}" if isinstance(sample.content, Path) else ""
-        reason = f"{sample.where}: the sample{named} cannot be read ({value})"
-        if refuse:
-            raise DataError(
-                f"{reason}; copy it again, remove the line, or leave such samples out by "
-                "bad_samples=leave_out"
-            )
-        left_out.samples += 1
-        if len(left_out.first) < SHOWN:
-            left_out.first.append(reason)
-        return None
-
     # Closed where a sample is refused, so that no thread goes on.
     with closing(map_in_order(load, samples)) as loaded:
         for sample, value in loaded:
-            settled = settle(sample, value)
-            if settled is not None:
-                yield sample, settled
+            if not isinstance(value, str):
+                yield sample, value
+                continue
+            named = f" {sample.content}" if isinstance(sample.content, Path) else ""
+            reason = f"{sample.where}: the sample{named} cannot be read ({value})"
+            if refuse:
+                raise DataError(
+                    f"{reason}; copy it again, remove the line, or leave such samples out by "
+                    "bad_samples=leave_out"
+                )
+            left_out.samples += 1
+            if len(left_out.first) < SHOWN:
+                left_out.first.append(reason)
 
 
 def grouped(
@@ -109,15 +105,6 @@ def grouped(
 
     Values keep their shapes.
     """
-    first: Sample | None = None
-    group: list[tuple[int, NDArray[Any]]] = []
-    for sample, value in samples:
-        same = first is not None and first[:2] == sample[:2]
-        if first is not None and (not same or len(group) >= SAMPLES_AN_APPEND):
-            yield first, group
-            group = []
-        if not group:
-            first = sample
-        group.append((sample.target, value))
-    if first is not None and group:
-        yield first, group
+    for _, own in groupby(samples, key=lambda pair: pair[0][:2]):
+        while group := list(islice(own, SAMPLES_AN_APPEND)):
+            yield group[0][0], [(sample.target, value) for sample, value in group]

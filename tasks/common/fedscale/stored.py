@@ -81,14 +81,7 @@ class PartitionedTask(StoredTask):
 class LabelledTask(CrossEntropy, PartitionedTask):
     """One label a sample, cross entropy; arguments as for ``PartitionedTask``."""
 
-    def __init__(
-        self,
-        store: Store,
-        fields: Sequence[str],
-        convert: Convert,
-        options: TaskOptions,
-        **facts: Any,
-    ) -> None:
+    def __init__(self, store: Store, *arguments: Any, **facts: Any) -> None:
         names = tuple(store.names("targets"))
         extra = known_facts(store, FACTS_SHOWN)
-        super().__init__(store, fields, convert, options, class_names=names, extra=extra, **facts)
+        super().__init__(store, *arguments, class_names=names, extra=extra, **facts)

@@ -10,11 +10,14 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
+from pfl_bench.data import FieldSpec
 from pfl_bench.types import DataError
 from tasks.common.description import SplitCounts, StoreDescription
 from tasks.common.fedscale.layout import find_mappings, read_mapping, sample_folder, split_by_of
 from tasks.common.fedscale.samples import LeftOut, ReadSample, Sample, grouped, prefetch
 from tasks.common.fedscale.survey import Labels, Survey, sample_file, survey
+from tasks.common.generated import GENERATED_FACTS, is_generated
+from tasks.common.leaf import table1
 from tasks.common.options import StrictOptions
 from tasks.common.progress import Progress
 
@@ -87,6 +90,86 @@ def open_layout(
                 yield Sample(split, row.client_id, labels.target(path, row), where, content)
 
     return Source(surveys, samples, labels.names())
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Counts of a data set in FedScale's table 5; its samples are rounded to ``rounding``."""
+
+    clients: int
+    samples: int
+    rounding: int
+
+
+def looks_full(found: Source, published: Counts) -> bool:
+    """Whether so many samples look like the whole data, not a part of them."""
+    return table1.looks_full(found.num_samples, published.samples)
+
+
+def table5(found: Source, published: Counts) -> dict[str, Any]:
+    """Compare counts with table 5.
+
+    The paper does not say whether it counts all splits, and its repository says "training
+    datasets" of the same numbers; so both counts are given, and either may agree.
+
+    Returns:
+        "table5": clients and samples of train and of all splits; "differs_from_published": a
+        sentence for each number that neither agrees with, None for parts of the data.
+    """
+    train = found.surveys["train"]
+    measured = {
+        "train": {"clients": len(train.clients), "samples": train.num_rows},
+        "all": {"clients": found.num_clients, "samples": found.num_samples},
+    }
+    if not looks_full(found, published):
+        return {"table5": measured, "differs_from_published": None}
+    differs: list[str] = []
+    for what, wanted, slack in (
+        ("clients", published.clients, 0),
+        ("samples", published.samples, published.rounding // 2),
+    ):
+        here = [measured[part][what] for part in ("train", "all")]
+        if all(abs(number - wanted) > slack for number in here):
+            differs.append(
+                f"{what}: {here[0]:,} in train and {here[1]:,} in all here, {wanted:,} published"
+            )
+    return {"table5": measured, "differs_from_published": differs}
+
+
+def describe(
+    source: Path,
+    found: Source,
+    published: Counts,
+    values: Mapping[str, FieldSpec],
+    *,
+    task: str,
+    variant: str,
+    origin: str,
+    made_up: str,
+    input_shape: tuple[int, ...],
+) -> StoreDescription:
+    """Describe a store of labelled samples, whose ``values`` is one field.
+
+    ``variant`` and ``origin`` are those of all of the published data; ``made_up`` is the origin of
+    generated ones.
+    """
+    generated = is_generated(source)
+    if generated or not looks_full(found, published):
+        variant += "-generated" if generated else "-partial"
+    return StoreDescription(
+        task=task,
+        variant=variant,
+        source=made_up if generated else origin,
+        num_classes=len(found.class_names),
+        input_shape=input_shape,
+        fields={**values, "targets": FieldSpec("uint16")},
+        extra={
+            **table5(found, published),
+            "generated": generated,
+            **(GENERATED_FACTS if generated else {}),
+        },
+        names={"targets": found.class_names},
+    )
 
 
 def write_store(

@@ -21,7 +21,6 @@ from typing import IO, Any
 
 from pfl_bench.data import regular
 from pfl_bench.types import DataError
-from tasks.common.json_text import json_reason
 from tasks.common.progress import Progress
 
 UNSPLIT = "all"
@@ -149,6 +148,14 @@ def read_splits(
             for user in read_users(path, tell, counts_all_splits and split != UNSPLIT):
                 yield split, user, f"{path}, user {user.user!r}"
             done += path.stat().st_size
+
+
+def json_reason(error: Exception) -> str:
+    """Message of an exception of ``ijson``, in one line; some backends give it in bytes."""
+    message = error.args[0] if error.args else str(error)
+    if isinstance(message, bytes):
+        message = message.decode(errors="replace")
+    return " ".join(str(message).split())[:120]
 
 
 class _Hierarchies:

@@ -14,6 +14,15 @@ FORM_NAMES = AliasChoices("form", "variant")
 _SAMPLING = ("user_fraction", "num_users", "data_fraction")
 
 
+def check_fractions(train: float, val: float) -> None:
+    """Refuse, by a ValueError, fractions for train and val that leave less than nothing."""
+    if train + val > 1 + 1e-9:
+        raise ValueError(
+            f"train_fraction {train} and val_fraction {val} sum to more than 1; what they leave is "
+            "the test split"
+        )
+
+
 class PartitionOptions(StrictOptions):
     """Filter of users and division of their examples; options of ``data prepare``.
 
@@ -48,11 +57,7 @@ class PartitionOptions(StrictOptions):
 
     @model_validator(mode="after")
     def _options_fit(self) -> Self:
-        if self.train_fraction + self.val_fraction > 1 + 1e-9:
-            raise ValueError(
-                f"train_fraction {self.train_fraction} and val_fraction {self.val_fraction} sum to "
-                "more than 1; what they leave is the test split"
-            )
+        check_fractions(self.train_fraction, self.val_fraction)
         given = [name for name in _SAMPLING if name in self.model_fields_set]
         if len(given) > 1:
             raise ValueError(

@@ -7,6 +7,7 @@ order in which a CPU multiplies large weights by a few dozen rows fastest.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, cast
 
 import torch
@@ -15,7 +16,6 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from pfl_bench.types import KeepFactors
-from tasks.common.lstm.torch_func import under_torch_func
 
 # Fewer rows or weights are no faster than by the library's functions.
 FEWEST_ROWS, FEWEST_WEIGHTS = 16, 1 << 18
@@ -49,6 +49,16 @@ def linear_cross_entropy(layer: nn.Linear, rows: Tensor, targets: Tensor) -> Ten
         )
     keep: KeepFactors | None = getattr(layer, "keep_factors", None)
     return cast("Tensor", _LinearCrossEntropy.apply(rows, weight, bias, targets, keep))
+
+
+def under_torch_func(tensors: Iterable[Tensor]) -> bool:
+    """Whether one of the tensors, of any shapes, is inside a transform of ``torch.func``.
+
+    Opacus takes gradients of single examples by ``vmap`` and ``grad``, which see through PyTorch's
+    own operations but not through a ``torch.autograd.Function`` with passes written for one
+    backward pass. PyTorch has no public question for it.
+    """
+    return any(map(torch._C._functorch.is_functorch_wrapped_tensor, tensors))
 
 
 def _has_own_passes(layer: nn.Linear, rows: Tensor, targets: Tensor) -> bool:

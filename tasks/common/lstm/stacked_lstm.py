@@ -11,22 +11,42 @@ import contextlib
 import warnings
 from collections.abc import Mapping
 from math import sqrt
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from pfl_bench.types import KeepFactors
+from tasks.common.lstm.linear_cross_entropy import under_torch_func
 from tasks.common.lstm.recurrence import run_backward, run_forward
 from tasks.common.lstm.slots import lstm_slots
-from tasks.common.lstm.torch_func import under_torch_func
+from tasks.common.options import StrictOptions
 
 # Where a layer's own passes are faster on one thread of a CPU than oneDNN's: with few steps, over
 # which oneDNN's preparations are not spread, of many units, beside whose products Python's part is
 # small. On more threads oneDNN, which shares out a whole layer, is faster everywhere.
 FEW_STEPS, LARGE_HIDDEN_SIZE = 32, 200
+
+
+class LstmOptions(StrictOptions):
+    """Options of a network with a stacked LSTM.
+
+    Attributes:
+        name: "stacked_lstm".
+        embedding_size: Features of a token or character.
+        hidden_size: Units of each LSTM layer.
+        num_layers: LSTM layers.
+        dropout: Probability that an output of a layer is dropped in training.
+    """
+
+    name: Literal["stacked_lstm"]
+    embedding_size: int = Field(default=8, ge=1)
+    hidden_size: int = Field(default=256, ge=1)
+    num_layers: int = Field(default=2, ge=1)
+    dropout: float = Field(default=0.0, ge=0, lt=1)
 
 
 class LstmLayer(nn.Module):

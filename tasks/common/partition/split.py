@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfl_bench.data import StoredSplit, StoreSplit
+from pfl_bench.data.in_memory import check_examples, user_range
 from pfl_bench.data.stored_task import Convert
 from pfl_bench.types import Examples
 
@@ -53,11 +54,7 @@ class PartitionedSplit(StoredSplit):
 
     def read_user(self, user: int, rng: np.random.Generator) -> Examples:
         """Read a user's examples, or a fresh random subset; see ``StoredSplit.read_user``."""
-        if not 0 <= user < self.num_users:
-            raise IndexError(
-                f"user {user} of split {self.name!r}: there are users 0 to {self.num_users - 1}"
-            )
-        chosen = np.arange(self.offsets[user], self.offsets[user + 1])
+        chosen = np.arange(*user_range(self, user))
         most = self._max_examples
         if most is not None and len(chosen) > most:
             chosen = chosen[np.sort(rng.choice(len(chosen), most, replace=False))]
@@ -86,10 +83,6 @@ class PartitionedSplit(StoredSplit):
 
     def gather(self, field: str, indices: NDArray[np.int64]) -> object:
         """Read one field of chosen examples; see ``StoredSplit.gather``."""
-        outside = indices[(indices < 0) | (indices >= self.num_examples)]
-        if len(outside):  # a negative index would take another example's place
-            raise IndexError(
-                f"example {outside[0]} of split {self.name!r}: "
-                f"there are examples 0 to {self.num_examples - 1}"
-            )
+        # A negative index would take another example's place.
+        check_examples(self.name, self.num_examples, indices)
         return super().gather(field, self.order[indices])

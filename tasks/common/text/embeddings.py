@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from pfl_bench.data import open_store
 from pfl_bench.types import DataError
-from tasks.common.json_text import json_reason
+from tasks.common.leaf.json_files import json_reason
 from tasks.common.text.words import UNKNOWN_ID
 
 if TYPE_CHECKING:

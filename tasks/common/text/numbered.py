@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pfl_bench.data import FieldSpec
 from tasks.common.leaf.partition import Gathering, Partition
 from tasks.common.progress import Progress
 from tasks.common.text.embeddings import read_words
@@ -23,16 +24,21 @@ from tasks.common.text.words import (
     to_ids,
 )
 
+# Of a store of texts, and of texts that wait to be partitioned: a vocabulary of train is known only
+# at the end, and a number makes rows of the same text different ones.
+FIELDS = {"tokens": FieldSpec("uint32", ragged=True), "targets": FieldSpec("uint8")}
+WAITING = {"text": FieldSpec("uint8", ragged=True), "targets": FieldSpec("uint8")}
+NUMBER = FieldSpec("int64")
+
 
 def gather_texts(
     gathering: Gathering,
     waiting: Mapping[tuple[str, str], Iterable[tuple[str, int, int]]],
     number: str,
 ) -> None:
-    """Gather texts, which wait as bytes: a vocabulary of train is known only at the end.
+    """Gather texts as bytes, in the fields ``WAITING`` and ``number``.
 
-    ``waiting`` has, by split and user, each text, its label and its number; the field ``number``
-    makes rows of the same text different ones for the partition.
+    ``waiting`` has, by split and user, each text, its label and its number.
     """
     for (split, user), rows in waiting.items():
         texts, labels, numbers = zip(*rows, strict=True)

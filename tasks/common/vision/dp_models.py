@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pfl_bench.types import DataFacts
-from tasks.common.shapes import check_inputs
+from tasks.common.options import check_inputs
 from tasks.common.vision import imagenet, scatter_models
 
 NAMES = ("opacus_cnn", "tfp_cnn", "tramer_cnn", *scatter_models.NAMES)

@@ -47,16 +47,9 @@ class FrozenStatisticsNorm(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Normalise ``inputs``, shape (n, C, ...)."""
-        # training=False: this function writes to the statistics only in training.
-        return functional.batch_norm(
-            inputs,
-            self.running_mean,
-            self.running_var,
-            self.weight,
-            self.bias,
-            training=False,
-            eps=self.eps,
-        )
+        # Not in training, so that this function does not write to the statistics.
+        mean, variance = self.running_mean, self.running_var
+        return functional.batch_norm(inputs, mean, variance, self.weight, self.bias, eps=self.eps)
 
     def forward_slots(self, inputs: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         """Normalise the images of L clients, each with a scale and bias of its own.

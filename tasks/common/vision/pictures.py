@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from PIL import Image
 
+# Decoding at an eighth of the size finds a cut file all the same, in half the time.
+_DRAFT_FRACTION = 8
+
 
 class PictureError(ValueError):
     """A picture cannot be decoded, or is not as it should be; the message says why."""
@@ -41,3 +44,10 @@ def opened(
     except Exception as error:
         # Of many types: a PNG without its palette is an AssertionError, in Pillow 10 a TypeError.
         raise PictureError(" ".join(str(error).split())[:120] or type(error).__name__) from error
+
+
+def read_to_end(picture: Image.Image) -> None:
+    """Decode an open picture to its end, small and grey where its format can."""
+    small = [max(1, side // _DRAFT_FRACTION) for side in picture.size]
+    picture.draft("L", (small[0], small[1]))
+    picture.load()

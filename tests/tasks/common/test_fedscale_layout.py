@@ -11,9 +11,15 @@ from tasks.common.description import StoreDescription
 from tasks.common.fedscale import layout
 from tasks.common.fedscale.generating import Options as GenerateOptions
 from tasks.common.fedscale.generating import client_sizes
-from tasks.common.fedscale.published import Counts, table5
 from tasks.common.fedscale.samples import SampleError
-from tasks.common.fedscale.streaming import Options, Source, open_layout, write_store
+from tasks.common.fedscale.streaming import (
+    Counts,
+    Options,
+    Source,
+    open_layout,
+    table5,
+    write_store,
+)
 from tasks.common.fedscale.survey import Labels, Survey
 
 HEADER = "client_id,sample_path,label_name,label_id\n"
