@@ -14,6 +14,7 @@ from tasks.common.vision import dp_models, scatter_models
 from tasks.common.vision.leaf_cnn import two_convolutions
 from tasks.common.vision.scattering import COEFFICIENTS
 from tasks.common.vision.small_cnn import small_cnn
+from tasks.common.vision.timm_models import timm_model
 
 
 class Options(StrictOptions):
@@ -22,8 +23,10 @@ class Options(StrictOptions):
     Attributes:
         name: "lenet" (NIID-Bench), "mcmahan_cnn" (McMahan et al. 2017), "small_cnn" or "softmax";
             "opacus_cnn", "tfp_cnn", "tramer_cnn", "scatter_linear" or "scatter_cnn" of DP-SGD's
-            standard tables.
-        groups: Of the last two alone: normalise features by so many groups of an example's own
+            standard tables; "timm".
+        architecture: Of "timm" alone: timm's name of a network, such as "resnet18", which begins
+            from scratch, with GroupNorm for BatchNorm.
+        groups: Of the two on features alone: normalise by so many groups of an example's own
             channels; null to normalise by statistics that a private run releases.
     """
 
@@ -37,8 +40,18 @@ class Options(StrictOptions):
         "tramer_cnn",
         "scatter_linear",
         "scatter_cnn",
+        "timm",
     ]
+    architecture: str | None = None
     groups: int | None = Field(default=None, ge=1)
+
+    @model_validator(mode="after")
+    def _timm_has_an_architecture(self) -> Options:
+        if (self.name == "timm") != (self.architecture is not None):
+            raise ValueError(
+                "architecture: name: timm needs one, such as resnet18; no other has it"
+            )
+        return self
 
     @model_validator(mode="after")
     def _groups_are_of_features(self) -> Options:
@@ -80,6 +93,8 @@ def build(options: Options, facts: DataFacts) -> nn.Module:
     """Build a model that gives logits of shape (n, num_classes)."""
     if options.name in dp_models.NAMES:
         return dp_models.build_dp_model(options.name, options.groups, facts)
+    if options.architecture is not None:
+        return timm_model(options.architecture, facts)
     channels, side, _ = facts.input_shape
     if options.name == "lenet":
         return lenet(channels, side, facts.num_classes)

@@ -95,7 +95,10 @@ def use_group_norm(module: nn.Module) -> None:
 
     def convert(layer: _BatchNorm) -> nn.Module:
         channels = layer.num_features
-        return nn.GroupNorm(num_groups(channels), channels, eps=layer.eps, affine=layer.affine)
+        norm = nn.GroupNorm(num_groups(channels), channels, eps=layer.eps, affine=layer.affine)
+        # timm has a layer that normalises, and then activates.
+        also = [layer.get_submodule(name) for name in ("drop", "act") if hasattr(layer, name)]
+        return nn.Sequential(norm, *also) if also else norm
 
     _replace(module, convert)
 
