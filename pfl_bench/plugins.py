@@ -85,6 +85,7 @@ AGGREGATION = PluginKind("aggregation", "pfl_bench.federated.aggregation", "aggr
 COMPRESSION = PluginKind("compression", "pfl_bench.federated.compression", "compressions")
 SELECTION = PluginKind("selection", "pfl_bench.simulation.selection", "selectors")
 ATTACK = PluginKind("attack", "pfl_bench.simulation.attacks", "attacks")
+TRACKER = PluginKind("tracker", "pfl_bench.runs.trackers", "trackers")
 
 # Kinds with options.
 KINDS = (
@@ -101,6 +102,7 @@ KINDS = (
     COMPRESSION,
     SELECTION,
     ATTACK,
+    TRACKER,
 )
 GROUPS = tuple(dict.fromkeys(kind.group for kind in KINDS if kind.group is not None))
 

@@ -49,7 +49,7 @@ _SECTIONS = {
     plugins.SELECTION: ("federated", "selection"),
     plugins.MECHANISM: ("privacy", "mechanism"),
 }
-_IN_ROWS = (*_SECTIONS, plugins.ATTACK, plugins.TASK, plugins.METRIC)
+_IN_ROWS = (*_SECTIONS, plugins.ATTACK, plugins.TASK, plugins.METRIC, plugins.TRACKER)
 
 
 @dataclass(frozen=True)
@@ -204,6 +204,8 @@ class _Row:
         yield "kill and resume", self._resume
         if any(kind is plugins.METRIC for kind, _ in self.uses):
             yield "batches", self._batches
+        if any(kind is plugins.TRACKER for kind, _ in self.uses):
+            yield "trackers", self._trackers
         yield "audit", self._audit
         yield "report", self._report
 
@@ -224,6 +226,7 @@ class _Row:
         named.add((plugins.TASK, tree["task"]["name"]))
         if resolved.config.attack is not None:
             named.add((plugins.ATTACK, resolved.config.attack.kind))
+        named |= {(plugins.TRACKER, tracker) for tracker in resolved.tracker_options}
         named |= {(plugins.METRIC, family) for family in families_of(task, resolved.config)}
         self.uses = {one for one in self._found if one in named}
         if not self.uses:
@@ -282,6 +285,16 @@ class _Row:
                     "sum over examples in update(), and divide in compute()"
                 )
         return f"the same metrics with batches of {_SMALL_BATCH}"
+
+    def _trackers(self) -> str:
+        """No tracker was left out of a run, which goes on without it."""
+        logs = [
+            (self._folder / name / "run.log").read_text("utf-8") for name in ("whole", "killed")
+        ]
+        wrong = [line for log in logs for line in log.splitlines() if "the tracker '" in line]
+        if wrong:
+            raise PluginError("; ".join(wrong))
+        return "told of the whole run and of the resumed one"
 
     def _audit(self) -> str:
         if self._short.config.setting not in ("private_federated", "central_dp"):

@@ -33,6 +33,7 @@ LISTED = {
     "compressions": plugins.COMPRESSION,
     "attacks": plugins.ATTACK,
     "engines": plugins.ENGINE,
+    "trackers": plugins.TRACKER,
 }
 
 

@@ -65,6 +65,7 @@ KINDS = {
     "attack": _Kind(plugins.ATTACK, {"attacks/NAME.py": "attack.py"}),
     "aggregation": _Kind(plugins.AGGREGATION, {"aggregations/NAME.py": "aggregation.py"}),
     "compression": _Kind(plugins.COMPRESSION, {"compressions/NAME.py": "compression.py"}),
+    "tracker": _Kind(plugins.TRACKER, {"trackers/NAME.py": "tracker.py"}),
 }
 
 

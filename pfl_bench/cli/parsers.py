@@ -132,7 +132,7 @@ def _add_list(commands: Commands) -> None:
         nargs="?",
         choices=(
             *("tasks", "rows", "tables", "algorithms", "mechanisms", "metrics", "selectors"),
-            *("aggregations", "compressions", "attacks", "engines"),
+            *("aggregations", "compressions", "attacks", "engines", "trackers"),
         ),
     )
     listing.add_argument("below", nargs="?", metavar="FOLDER", help="rows: of this folder alone")
@@ -263,7 +263,7 @@ def _add_show(commands: Commands) -> None:
 def _add_new(commands: Commands) -> None:
     new = commands.add_parser("new", help="a plug-in of your own to start from, with its test")
     kinds = ("task", "algorithm", "mechanism", "metric", "selector", "attack")
-    new.add_argument("kind", choices=(*kinds, "aggregation", "compression"))
+    new.add_argument("kind", choices=(*kinds, "aggregation", "compression", "tracker"))
     new.add_argument("name", metavar="NAME", help="what rows will call it, such as my_method")
     add_out(new, "folder, which may be there (default: NAME)")
     new.set_defaults(module="new")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -67,6 +67,7 @@ class ResolvedConfig:
             source of a number it has; a text each difference, empty for a configuration that is the
             row.
         attack_options: Options of the attack; None without ``attack``.
+        tracker_options: Options of the trackers, by their names.
     """
 
     config: RunConfig
@@ -80,6 +81,7 @@ class ResolvedConfig:
     source: Path
     not_the_row: tuple[str, ...] = ()
     attack_options: BaseModel | None = None
+    tracker_options: Mapping[str, BaseModel] = field(default_factory=dict)
 
     @property
     def training_tree(self) -> dict[str, Any]:
@@ -101,6 +103,7 @@ class ResolvedConfig:
         attack = self.config.attack
         used.append((plugins.ATTACK, {} if attack is None else {"name": attack.kind}))
         used += [(plugins.METRIC, {"name": name}) for name in self.config.evaluation.metrics]
+        used += [(plugins.TRACKER, {"name": name}) for name in self.tracker_options]
         found = {plugins.origin_of(kind, part["name"]) for kind, part in used if "name" in part}
         folders = {Path(folder).name for folder in self.config.plugins}
         return folders | {name for name in found if name is not None}
@@ -190,6 +193,8 @@ def resolve(tree: Mapping[str, Any], path: Path, overrides: tuple[str, ...]) -> 
     if config.attack is not None and attack_options is not None:
         own = attack_options.model_dump(mode="json")
         resolved["attack"] = {**config.attack.shared, **own}
+    trackers = _tracker_options(config, path, overrides)
+    resolved["logging"] = {name: own.model_dump(mode="json") for name, own in trackers.items()}
     return ResolvedConfig(
         validate_tree(RunConfig, resolved, "", path, overrides),
         task_options,
@@ -201,6 +206,7 @@ def resolve(tree: Mapping[str, Any], path: Path, overrides: tuple[str, ...]) -> 
         overrides,
         path,
         attack_options=attack_options,
+        tracker_options=trackers,
     )
 
 
@@ -235,6 +241,21 @@ def _attack_options(config: RunConfig, path: Path, overrides: Sequence[str]) -> 
             f"label that could be counted as a success, so there is no split '{SPLIT}'; what it "
             "does is the fall of test/accuracy against corrupted_fraction 0"
         )
+    return options
+
+
+def _tracker_options(
+    config: RunConfig, path: Path, overrides: Sequence[str]
+) -> dict[str, BaseModel]:
+    """Check the sections of ``logging`` that are plug-ins'."""
+    options = {name: getattr(config.logging, name) for name in type(config.logging).model_fields}
+    for name, own in (config.logging.model_extra or {}).items():
+        where = f"logging.{name}"
+        with _blaming(where, path, overrides):
+            options_type = plugins.options_type(plugins.TRACKER, name)
+            if not isinstance(own, Mapping):
+                raise PluginError(f"must be a section, such as {{}} (given: {own!r})")
+        options[name] = validate_tree(options_type, own, where, path, overrides)
     return options
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from pfl_bench.config.training import Strict
 
@@ -55,13 +55,18 @@ class MlflowOptions(Strict):
 
 
 class LoggingOptions(Strict):
-    """Places to which metrics go beside the run's folder.
+    """Trackers: places to which metrics go beside the run's folder.
+
+    The other keys are names of your own plug-ins, with their options (``pfl_bench.runs.tracker``).
 
     Attributes:
         wandb: Weights & Biases.
         tensorboard: TensorBoard.
         mlflow: MLflow.
     """
+
+    # Sections of plug-ins, which their own types check (``config.loading``).
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
 
     wandb: WandbOptions = WandbOptions()
     tensorboard: TensorboardOptions = TensorboardOptions()

@@ -1,8 +1,8 @@
 """The typed, strict configuration of a run: one complete YAML file a row, no inheritance.
 
 Unknown, missing and wrong-typed keys are errors. Sections that belong to a plug-in (``task``,
-``model``, ``federated.algorithm``, ``privacy.mechanism``) are checked against the plug-in's own
-``Options`` by ``pfl_bench.config.loading``.
+``model``, ``federated.algorithm``, ``privacy.mechanism``, those of ``logging``) are checked against
+the plug-in's own ``Options`` by ``pfl_bench.config.loading``.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class RunConfig(Strict):
         privacy: The privacy claim.
         evaluation: When and on what to evaluate.
         checkpoint: How often to save.
-        logging: Weights & Biases.
+        logging: Trackers, by their names.
         expected: Numbers to compare with.
     """
 

@@ -76,6 +76,15 @@ class Evaluation:
     metrics: Mapping[str, float]
 
 
+def released_splits(config: RunConfig, facts: DataFacts) -> set[str] | None:
+    """Splits whose metrics a private run passes on beside ``RELEASED``; None without privacy."""
+    if config.setting not in ("private_federated", "central_dp"):
+        return None
+    if config.setting == "private_federated" and facts.split_by == "example":
+        return set()
+    return {*config.evaluation.splits, *config.evaluation.final_splits} - {"train"}
+
+
 OnRoundEnd = Callable[[RoundEnd], None]
 OnEvaluation = Callable[[Evaluation], None]
 
@@ -119,12 +128,12 @@ class Callbacks:
         index: int,
         scalars: Mapping[str, float],
         measured: Mapping[str, float] | None,
-        model: Mapping[str, Tensor],
+        model: dict[str, Tensor],
     ) -> RoundEnd:
         """Call them of round ``index``, 1-based; gives what ``on_round_end`` was given.
 
         Of all scalars of the round those of its evaluation are ``measured``, None without one. The
-        central model's parameters and buffers are copied.
+        central model's parameters and buffers are passed on as they are.
         """
         if measured is not None and self._on_evaluation is not None:
             metrics = {
@@ -138,8 +147,7 @@ class Callbacks:
             for name, value in scalars.items()
             if not self._is_private or name in RELEASED
         }
-        copies = {name: value.detach().cpu().clone() for name, value in model.items()}
-        end = RoundEnd(index, self._total, MappingProxyType(shown), MappingProxyType(copies))
+        end = RoundEnd(index, self._total, MappingProxyType(shown), MappingProxyType(model))
         if self._on_round_end is not None:
             self._on_round_end(end)
         return end

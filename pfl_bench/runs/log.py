@@ -7,7 +7,7 @@ import os
 import sys
 import textwrap
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -197,3 +197,25 @@ def headline_of(scalars: dict[str, float], headlines: Sequence[str]) -> str:
         if f"privacy/epsilon_{kind}" in scalars
     ]
     return "  ".join(parts)
+
+
+class Notices:
+    """Notices: kept until there is a log, then sent to it.
+
+    A trainer that held the run itself would be in a cycle with it. Of cycles Python frees the
+    memory late, however large it is: in one process, models of many runs would pile up.
+    """
+
+    def __init__(self) -> None:
+        self._early: list[str] = []
+        self._send: Callable[[str], None] = self._early.append
+
+    def add(self, text: str) -> None:
+        """Keep or send a notice."""
+        self._send(text)
+
+    def send_to(self, send: Callable[[str], None]) -> None:
+        """Send what was kept, and from now on all."""
+        self._send = send
+        for text in self._early:
+            send(text)

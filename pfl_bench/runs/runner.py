@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from pfl_bench.client.costs import CostMeter
 from pfl_bench.client.machine import code_digest
@@ -21,9 +23,9 @@ from pfl_bench.profiling import Overhead, Profile, phase
 from pfl_bench.runs.best_model import BestModel
 from pfl_bench.runs.checkpoint import load_latest, restoring, save_checkpoint
 from pfl_bench.runs.divergence import USUAL_MENDS, DivergenceWatch, describe_divergence
-from pfl_bench.runs.events import Callbacks, RoundEnd
+from pfl_bench.runs.events import Callbacks, RoundEnd, released_splits
 from pfl_bench.runs.folder import SUMMARY_VERSION, RunFolder
-from pfl_bench.runs.log import RunLog, headline_of
+from pfl_bench.runs.log import Notices, RunLog, headline_of
 from pfl_bench.runs.preparing import prepare
 from pfl_bench.runs.published import best_over_rounds, compare
 from pfl_bench.runs.stop import check_stop
@@ -94,26 +96,6 @@ def rounds(
         return (yield from running.execute())
 
 
-class _Notices:
-    """Notices: kept until there is a log, then sent to it.
-
-    A trainer that held the run itself would be in a cycle with it. Of cycles Python frees the
-    memory late, however large it is: in one process, models of many runs would pile up.
-    """
-
-    def __init__(self) -> None:
-        self._early: list[str] = []
-        self._send: Callable[[str], None] = self._early.append
-
-    def add(self, text: str) -> None:
-        self._send(text)
-
-    def send_to(self, send: Callable[[str], None]) -> None:
-        self._send = send
-        for text in self._early:
-            send(text)
-
-
 class _Run:
     def __init__(
         self,
@@ -126,7 +108,7 @@ class _Run:
     ) -> None:
         self._resolved, self._config, self._folder = resolved, resolved.config, folder
         self._profile, self._callbacks = profile, callbacks
-        self._notices = _Notices()
+        self._notices = Notices()
         if resolved.config.privacy is not None:
             code_digest()  # of the files as they are loaded, not as they are minutes later
         prepared = prepare(resolved, folder.path, group, stack, self._notices.add)
@@ -140,6 +122,7 @@ class _Run:
         model = self._parts.model
         self._best = BestModel(self._config.evaluation.select_best, model, self._directions)
         self._strata: dict[str, Any] = {}
+        self._is_over = False
 
     def execute(self) -> Generator[RoundEnd | None, None, dict[str, Any]]:
         started = time.monotonic()
@@ -158,8 +141,10 @@ class _Run:
         self._write_statement(None)
         with RunLog(path, self._config.name, trainer.total, done) as log:
             self._notices.send_to(log.notice)
-            tracked = tracked_of(self._resolved, path, done)
-            trackers = Trackers.start(self._config.logging, tracked, log.notice)
+            tracked = tracked_of(self._resolved, path, done, self._central)
+            splits = released_splits(self._config, self._parts.task.facts)
+            options = self._resolved.tracker_options
+            trackers = Trackers.start(options, tracked, log.notice, splits)
             done, status = yield from self._train(done, log, trackers)
             with phase("checkpoint"):
                 self._save(done)
@@ -213,7 +198,7 @@ class _Run:
                 headline = headline_of(scalars, self._directions.headlines)
             with phase("logging"):
                 log.metrics(index, scalars, headline)
-                trackers.log(scalars, index)
+                trackers.log(scalars, index, measured or ())
             if index % config.checkpoint.every == 0:
                 overhead.run("checkpoint", partial(self._save, index))
             yield self._tell(index, scalars, measured)
@@ -226,8 +211,20 @@ class _Run:
     ) -> RoundEnd | None:
         if self._callbacks is None:
             return None
+        return self._callbacks.tell(index, scalars, measured, self._central())
+
+    def _central(self) -> dict[str, Tensor]:
+        """Copies of the central model, on the CPU; empty where clients have models of their own."""
+        if self._config.setting in ("local", "multitask"):
+            return {}
+        self._load()
+        state = self._parts.model.module.state_dict()
+        return {name: value.detach().cpu().clone() for name, value in state.items()}
+
+    def _load(self) -> None:
         self._trainer.load_central()
-        return self._callbacks.tell(index, scalars, measured, self._parts.model.module.state_dict())
+        if self._is_over:
+            self._best.load()
 
     def _look(self, index: int, scalars: dict[str, float]) -> None:
         """Say at once when training has diverged."""
@@ -295,8 +292,8 @@ class _Run:
 
     def _summarise(self, done: int, status: str, seconds: float) -> dict[str, Any]:
         trainer, parts = self._trainer, self._parts
-        trainer.load_central()
-        self._best.load()
+        self._is_over = True
+        self._load()
         ledger = trainer.ledger_digest(done)
         model_digest = None if ledger is None else tensor_digest(parts.model.vector)
         with phase("evaluation"):

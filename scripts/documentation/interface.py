@@ -30,6 +30,7 @@ PLUGIN_TYPES = {
     "Metric": ("pfl_bench.types.Metric",),
     "Selector": ("pfl_bench.simulation.selectors.Selector",),
     "Aggregation": ("pfl_bench.federated.aggregation.Aggregation",),
+    "Tracker": ("pfl_bench.runs.tracker.Tracker", "pfl_bench.runs.tracker.Tracked"),
     "State and errors": (
         "pfl_bench.types.Stateful",
         "pfl_bench.types.UserInputError",

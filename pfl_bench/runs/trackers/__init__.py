@@ -7,48 +7,77 @@ which is said once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+from torch import Tensor
+
+from pfl_bench import plugins
 from pfl_bench.config.bundled_rows import bundled_configs
 from pfl_bench.config.loading import ResolvedConfig
-from pfl_bench.config.logging import LoggingOptions
-from pfl_bench.runs.trackers.tracker import Notice, Tracked, Tracker, one_line, scalar
+from pfl_bench.runs.events import RELEASED
+from pfl_bench.runs.tracker import Notice, Tracked, Tracker
+from pfl_bench.runs.tracker_values import one_line, scalar
 
 
 class Trackers:
     """Tells all trackers; one that fails is left out from then on, and said once."""
 
-    def __init__(self, started: Sequence[Tracker], notice: Notice) -> None:
-        self._active = list(started)
-        self._notice = notice
+    def __init__(
+        self,
+        active: Mapping[str, Tracker],
+        notice: Notice,
+        splits: Collection[str] | None = None,
+    ) -> None:
+        self._active, self._notice, self._splits = dict(active), notice, splits
+        self._limited: set[str] = set()
+        self._is_calling = False
 
     @classmethod
-    def start(cls, options: LoggingOptions, tracked: Tracked, notice: Notice) -> Trackers:
-        """Start those that the configuration asks for; of others, nothing is imported.
+    def start(
+        cls,
+        options: Mapping[str, BaseModel],
+        tracked: Tracked,
+        notice: Notice,
+        splits: Collection[str] | None = None,
+    ) -> Trackers:
+        """Start those that the options ask for; of others, no library is imported.
 
-        ``notice`` is told in one sentence what is not as asked.
+        Args:
+            options: Of each plug-in, by its name.
+            tracked: Describes the run.
+            notice: Is told in one sentence what is not as asked.
+            splits: Splits whose metrics a user's tracker is given, beside ``RELEASED``; None for
+                all that there is, as of a run without privacy.
         """
-        asked = {
-            "wandb": ("W&B", options.wandb.mode != "disabled"),
-            "tensorboard": ("TensorBoard", options.tensorboard.enabled),
-            "mlflow": ("MLflow", options.mlflow.enabled),
-        }
-        started: list[Tracker] = []
-        for module, title in ((module, title) for module, (title, is_on) in asked.items() if is_on):
-            try:
-                started.append(_begin(module, options, tracked, notice))
-            except Exception as error:
-                missing = isinstance(error, ImportError)
-                install = f"; install it by `pip install 'pfl-bench[{module}]'`" if missing else ""
-                notice(f"{title} logging is off for this run: {one_line(error)}{install}")
-        return cls(started, notice)
+        trackers = cls({}, notice, splits)
+        for name, own in options.items():
+            run = replace(
+                tracked,
+                config=deepcopy(tracked.config),
+                model=lambda: trackers._look(tracked.model),
+            )
+            with trackers._calling(name):
+                built = plugins.build(plugins.TRACKER, name, own, run, notice)
+                if built is None:
+                    continue
+                if splits is not None and plugins.origin_of(plugins.TRACKER, name) is not None:
+                    trackers._limited.add(name)
+                checked = plugins.checked(built, Tracker, plugins.TRACKER, name)
+                trackers._active[name] = checked
+        return trackers
 
-    def log(self, metrics: Mapping[str, Any], round: int) -> None:
-        """Log the scalars of one round, a line of ``metrics.jsonl``."""
+    def log(self, metrics: Mapping[str, Any], round: int, measured: Collection[str] = ()) -> None:
+        """Log the scalars of one round, a line of ``metrics.jsonl``, some of them evaluated."""
         numbers = {name: scalar(value) for name, value in metrics.items()}
-        self._each(lambda tracker: tracker.log(numbers, round))
+        released = RELEASED.union(filter(self._is_shown, measured))
+        shown = {name: value for name, value in numbers.items() if name in released}
+        self._each(lambda tracker, limited: tracker.log(dict(shown if limited else numbers), round))
 
     def conclude(
         self,
@@ -63,54 +92,71 @@ class Trackers:
             row: The row's final line: nested objects and lists of scalars.
             table: Published numbers beside measured ones, lines of equal keys; may be empty.
         """
-        self._each(lambda tracker: tracker.conclude(statement, row, table))
+        named = {key: row[key] for key in row if key in ("name", "setting") or self._is_shown(key)}
+        shown = [line for line in table if self._is_shown(line["metric"])]
+        self._each(
+            lambda tracker, limited: tracker.conclude(
+                *deepcopy((statement, named, shown) if limited else (statement, row, table))
+            )
+        )
         self.finish()
 
     def finish(self) -> None:
         """End all. May be called twice."""
 
-        def end(tracker: Tracker) -> None:
+        def end(tracker: Tracker, _: bool) -> None:
             said = tracker.finish()
             if said:
                 self._notice(said)
 
         self._each(end)
-        self._active = []
+        self._active = {}
 
-    def _each(self, action: Callable[[Tracker], None]) -> None:
-        for tracker in list(self._active):
-            try:
-                action(tracker)
-            except Exception as error:
-                self._active.remove(tracker)
-                self._notice(
-                    f"{tracker.title} logging stopped ({one_line(error)}); the run goes on"
-                    f"{tracker.after_failure}"
-                )
+    def _each(self, action: Callable[[Tracker, bool], None]) -> None:
+        for name, tracker in list(self._active.items()):
+            with self._calling(name):
+                action(tracker, name in self._limited)
+
+    @contextmanager
+    def _calling(self, name: str) -> Iterator[None]:
+        """While a tracker is called: it may look at the model, and its error is said."""
+        self._is_calling = True
+        try:
+            yield
+        except (Exception, SystemExit) as error:
+            tracker, what = self._active.pop(name, None), one_line(error)
+            if tracker is not None:
+                what = f"stopped ({what}); the run goes on{tracker.after_failure}"
+            else:
+                what = f"is off for this run: {what}"
+                if isinstance(error, ImportError) and not plugins.origin_of(plugins.TRACKER, name):
+                    what += f"; install it by `pip install 'pfl-bench[{name}]'`"
+            self._notice(f"the tracker '{name}' {what}")
+        finally:
+            self._is_calling = False
+
+    def _is_shown(self, metric: str) -> bool:
+        return self._splits is not None and metric.partition("/")[0] in self._splits
+
+    def _look(self, model: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
+        if not self._is_calling:
+            # A client's model may be in its place.
+            raise RuntimeError("the model can be asked for in build, log and conclude alone")
+        return model()
 
 
-def _begin(module: str, options: LoggingOptions, tracked: Tracked, notice: Notice) -> Tracker:
-    if module == "wandb":
-        from pfl_bench.runs.trackers.wandb import WandbTracker
-
-        return WandbTracker(options.wandb, tracked, notice)
-    if module == "tensorboard":
-        from pfl_bench.runs.trackers.tensorboard import TensorboardTracker
-
-        return TensorboardTracker(options.tensorboard, tracked, notice)
-    from pfl_bench.runs.trackers.mlflow import MlflowTracker
-
-    return MlflowTracker(options.mlflow, tracked, notice)
-
-
-def tracked_of(resolved: ResolvedConfig, folder: Path, done: int) -> Tracked:
-    """Description of a run for trackers."""
+def tracked_of(
+    resolved: ResolvedConfig,
+    folder: Path,
+    done: int,
+    model: Callable[[], dict[str, Tensor]] = dict,
+) -> Tracked:
+    """Description of a run for trackers; ``model`` gives tensors in the shapes of the model's."""
     source = resolved.source.resolve()
     home = bundled_configs().resolve()
     inside = source.is_relative_to(home)
     table = source.parent.relative_to(home).as_posix() if inside else source.parent.name
     config = resolved.config
-    labels = (table, resolved.tree["task"]["name"], config.setting)
-    return Tracked(
-        folder, config.name, resolved.tree, table, source.stem, tuple(dict.fromkeys(labels)), done
-    )
+    labels = tuple(dict.fromkeys((table, resolved.tree["task"]["name"], config.setting)))
+    tree, row = resolved.tree, source.stem
+    return Tracked(folder, config.name, tree, table, row, labels, done, model)

@@ -10,9 +10,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pfl_bench.config.logging import MlflowOptions
+from pfl_bench.config.logging import MlflowOptions as Options
 from pfl_bench.files import read_json, write_json
-from pfl_bench.runs.trackers.tracker import Notice, Tracked, flatten, is_number, markdown
+from pfl_bench.runs.tracker import Notice, Tracked, Tracker
+from pfl_bench.runs.tracker_values import flatten, is_number, markdown
 
 # A server that does not answer must not hold the run; MLflow's own are 7 retries of 120 seconds.
 _PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
@@ -21,7 +22,7 @@ _BATCH = 100
 _NOT_IN_NAMES = re.compile(r"[^\w\-. :/]")
 
 
-class MlflowTracker:
+class MlflowTracker(Tracker):
     """Logs to a store of MLflow, by its client alone: no state of MLflow's in this process.
 
     The id of the run is kept in ``mlflow.json`` of the run folder, so that a resumed run continues
@@ -29,10 +30,7 @@ class MlflowTracker:
     and "row/".
     """
 
-    title = "MLflow"
-    after_failure = ""
-
-    def __init__(self, options: MlflowOptions, tracked: Tracked, notice: Notice) -> None:
+    def __init__(self, options: Options, tracked: Tracked, notice: Notice) -> None:
         for name, value in (_PATIENCE | {"MLFLOW_DISABLE_TELEMETRY": "true"}).items():
             os.environ.setdefault(name, value)
         for name in ("mlflow", "alembic"):
@@ -104,6 +102,11 @@ class MlflowTracker:
         for kind, items in entities.items():
             for start in range(0, len(items), _BATCH):
                 self._client.log_batch(self._run, **{kind: items[start : start + _BATCH]})
+
+
+def build(options: Options, tracked: Tracked, notice: Notice) -> MlflowTracker | None:
+    """Begin to log, if the options ask for it."""
+    return MlflowTracker(options, tracked, notice) if options.enabled else None
 
 
 def _name(name: str) -> str:

@@ -6,29 +6,25 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch.utils.tensorboard
-
-from pfl_bench.config.logging import TensorboardOptions
-from pfl_bench.runs.trackers.tracker import Notice, Tracked, flatten, is_number, markdown
+from pfl_bench.config.logging import TensorboardOptions as Options
+from pfl_bench.runs.tracker import Notice, Tracked, Tracker
+from pfl_bench.runs.tracker_values import flatten, is_number, markdown
 
 _FLUSH_SECONDS = 10
 
 
-class TensorboardTracker:
+class TensorboardTracker(Tracker):
     """Writes event files; each resumption adds one, before which later rounds are purged.
 
     Numbers of statement and row are scalars below "statement/" and "row/"; both are texts, too.
     """
 
-    title = "TensorBoard"
-    after_failure = ""
+    def __init__(self, options: Options, tracked: Tracked, notice: Notice) -> None:
+        from torch.utils.tensorboard import SummaryWriter
 
-    def __init__(self, options: TensorboardOptions, tracked: Tracked, notice: Notice) -> None:
         self._folder = tracked.folder / "tensorboard"
         purge = tracked.done + 1 if tracked.done else None
-        self._writer = torch.utils.tensorboard.SummaryWriter(
-            str(self._folder), purge_step=purge, flush_secs=_FLUSH_SECONDS
-        )
+        self._writer = SummaryWriter(str(self._folder), purge_step=purge, flush_secs=_FLUSH_SECONDS)
         self._round = tracked.done
         self._text("configuration", _as_code(tracked.config))
         self._text("labels", ", ".join(tracked.labels))
@@ -66,6 +62,11 @@ class TensorboardTracker:
 
     def _text(self, name: str, text: str) -> None:
         self._writer.add_text(name, text, self._round)
+
+
+def build(options: Options, tracked: Tracked, notice: Notice) -> TensorboardTracker | None:
+    """Begin to log, if the options ask for it."""
+    return TensorboardTracker(options, tracked, notice) if options.enabled else None
 
 
 def _as_code(value: Mapping[str, Any]) -> str:

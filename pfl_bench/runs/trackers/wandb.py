@@ -12,9 +12,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pfl_bench.config.logging import WandbOptions
+from pfl_bench.config.logging import WandbOptions as Options
 from pfl_bench.files import parse_json, read_text, write_json
-from pfl_bench.runs.trackers.tracker import Notice, Tracked, flatten, is_number, one_line
+from pfl_bench.runs.tracker import Notice, Tracked, Tracker
+from pfl_bench.runs.tracker_values import flatten, is_number, one_line
 
 # W&B refuses longer ones.
 _LONGEST_TAG = 64
@@ -37,7 +38,7 @@ _SETTINGS: dict[str, Any] = {
 }
 
 
-class WandbTracker:
+class WandbTracker(Tracker):
     """Logs one run to W&B; wandb writes only below the ``wandb`` folder of the run folder.
 
     The id of the W&B run is kept in ``wandb.json`` of the run folder, so that a resumed run
@@ -45,9 +46,7 @@ class WandbTracker:
     where not configured, is table and row; the row's labels are tags beside those configured.
     """
 
-    title = "W&B"
-
-    def __init__(self, options: WandbOptions, tracked: Tracked, notice: Notice) -> None:
+    def __init__(self, options: Options, tracked: Tracked, notice: Notice) -> None:
         folder = tracked.folder / "wandb"
         sync = f"wandb sync {shlex.quote(str(folder))}/"
         self._upload = f"{sync}offline-run-*"
@@ -122,6 +121,11 @@ class WandbTracker:
         return f"W&B: this run was logged offline; to upload it: {self._upload}"
 
 
+def build(options: Options, tracked: Tracked, notice: Notice) -> WandbTracker | None:
+    """Begin to log, if the options ask for it."""
+    return WandbTracker(options, tracked, notice) if options.mode != "disabled" else None
+
+
 def _cell(value: Any) -> Any:
     """A cell of a table: W&B wants one type a column, or nothing."""
     if is_number(value):
@@ -139,7 +143,7 @@ def _require_server(url: str) -> None:
         error.close()
 
 
-def _run_identifier(path: Path, options: WandbOptions, notice: Notice) -> str:
+def _run_identifier(path: Path, options: Options, notice: Notice) -> str:
     """Read the W&B run's id from ``wandb.json``, or write a new one there."""
     place = {"project": options.project, "entity": options.entity}
     if path.exists():

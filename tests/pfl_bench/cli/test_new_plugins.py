@@ -136,6 +136,10 @@ BROKEN = {
         "metric", [('LOWER_IS_BETTER = frozenset({"mine"})', "")],
         "metric family mine: directions", "has no LOWER_IS_BETTER",
     ),
+    "raises": (
+        "tracker", [("if round % self._every == 0:", "if metrics['none']:")],
+        "row rows/mine: trackers", "the tracker 'mine' stopped (KeyError: 'none')",
+    ),
     "drawn_anew": (
         "task", [("np.random.default_rng(place)", "np.random.default_rng()")],
         "task mine: data", "two builds",

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import pfl_bench
+from pfl_bench import plugins
+from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.config.logging import LoggingOptions, MlflowOptions, TensorboardOptions
+from pfl_bench.config.yaml_text import read_yaml
 from pfl_bench.files import read_metrics
+from pfl_bench.runs.events import RELEASED
+from pfl_bench.runs.tracker import Tracked, Tracker
+from pfl_bench.runs.tracker_values import flatten, markdown
 from pfl_bench.runs.trackers import Trackers, tracked_of
-from pfl_bench.runs.trackers.tracker import Tracked, Tracker, flatten, markdown
 from pfl_bench.types import ConfigError
 from tests.helpers import make_config
 
@@ -102,12 +108,11 @@ def test_mlflow_s_client_finds_the_run(tmp_path: Path, capfd: pytest.CaptureFixt
 
 def test_a_server_of_mlflow_that_is_not_there_costs_seconds_and_one_notice(tmp_path: Path) -> None:
     pytest.importorskip("mlflow", reason="MLflow is not installed")
-    logging = {"mlflow": {"enabled": True, "uri": "http://127.0.0.1:9"}}
     notices: list[str] = []
-    options = LoggingOptions.model_validate(logging)
-    Trackers.start(options, tracked(tmp_path), notices.append)
+    options = MlflowOptions(enabled=True, uri="http://127.0.0.1:9")
+    Trackers.start({"mlflow": options}, tracked(tmp_path), notices.append)
     assert len(notices) == 1
-    assert notices[0].startswith("MLflow logging is off for this run: ")
+    assert notices[0].startswith("the tracker 'mlflow' is off for this run: ")
 
 
 def test_a_run_logs_the_lines_of_its_folder(tmp_path: Path) -> None:
@@ -129,16 +134,15 @@ def test_a_run_logs_the_lines_of_its_folder(tmp_path: Path) -> None:
     assert "tensorboard --logdir" in (tmp_path / "run.log").read_text()
 
 
-class Failing:
+class Failing(Tracker):
     """A tracker whose server goes away in round 2, and does not come back for the end."""
 
-    title = "Failing"
     after_failure = "; look there"
 
     def __init__(self) -> None:
         self.calls = 0
 
-    def log(self, metrics: Mapping[str, Any], round: int) -> None:
+    def log(self, metrics: dict[str, Any], round: int) -> None:
         self.calls += 1
         if round == 2:
             raise ConnectionError("the server\nis gone")
@@ -153,16 +157,17 @@ class Failing:
 def test_a_tracker_that_fails_is_left_out_and_said_once(tmp_path: Path) -> None:
     notices: list[str] = []
     failing, others = Failing(), Failing()
-    trackers = Trackers([failing], notices.append)
+    trackers = Trackers({"failing": failing}, notices.append)
     for index in (1, 2, 3):
         trackers.log({}, index)
     assert failing.calls == 2
     trackers.conclude({}, {}, LINES)
     assert notices == [
-        "Failing logging stopped (ConnectionError: the server is gone); the run goes on; look there"
+        "the tracker 'failing' stopped (ConnectionError: the server is gone); the run goes on; "
+        "look there"
     ]
     # The end of one is not in the way of another's.
-    trackers = Trackers([others], notices.append)
+    trackers = Trackers({"others": others}, notices.append)
     trackers.finish()
     trackers.finish()
     assert len(notices) == 2
@@ -174,7 +179,6 @@ def test_what_is_not_installed_is_said_with_its_extra(
 ) -> None:
     for module in ("wandb", "mlflow", "tensorboard", "torch.utils.tensorboard"):
         monkeypatch.setitem(sys.modules, module, None)
-    monkeypatch.delitem(sys.modules, "pfl_bench.runs.trackers.tensorboard", raising=False)
     logging = {
         "wandb": {"mode": "offline"},
         "tensorboard": {"enabled": True},
@@ -186,7 +190,6 @@ def test_what_is_not_installed_is_said_with_its_extra(
     log = (tmp_path / "run.log").read_text()
     for extra in logging:
         assert log.count(f"pip install 'pfl-bench[{extra}]'") == 1
-    sys.modules.pop("pfl_bench.runs.trackers.tensorboard", None)
 
 
 def test_a_row_s_labels_are_its_table_task_and_setting() -> None:
@@ -197,8 +200,9 @@ def test_a_row_s_labels_are_its_table_task_and_setting() -> None:
 
 def test_nothing_is_imported_for_what_is_not_asked_for(tmp_path: Path) -> None:
     assert LoggingOptions().tensorboard.enabled is LoggingOptions().mlflow.enabled is False
-    trackers = Trackers.start(LoggingOptions(), tracked(tmp_path), pytest.fail)
-    assert trackers._active == []
+    options = make_config("federated").tracker_options
+    assert list(options) == ["wandb", "tensorboard", "mlflow"]
+    assert Trackers.start(options, tracked(tmp_path), pytest.fail)._active == {}
 
 
 @pytest.mark.parametrize(
@@ -212,3 +216,167 @@ def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
 def test_values_are_flattened_and_tables_written() -> None:
     assert flatten({"a": {"b": [1, "inf"], "c": None}}, "") == {"a/b/0": 1, "a/b/1": math.inf}
     assert markdown(LINES).splitlines()[0] == "| metric | published | measured | source |"
+
+
+KEEPS = '''
+"""Keeps what it is told."""
+import json
+from pydantic import BaseModel, ConfigDict
+from pfl_bench.runs.tracker import Tracker
+
+class Options(BaseModel):
+    """Options."""
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    fail: str = ""
+    stop: int = 0
+
+class Keeps(Tracker):
+    """Keeps what it is told."""
+    def __init__(self, options, run):
+        self.options, self.run, self.path = options, run, run.folder / "kept.jsonl"
+        self.call("build", done=run.done)
+
+    def call(self, hook, **more):
+        sums = {name: float(t.double().sum()) for name, t in self.run.model().items()}
+        with self.path.open("a") as file:
+            file.write(json.dumps({"hook": hook, "model": sums, **more}) + "\\n")
+        if hook == self.options.fail:
+            raise SystemExit(3) if hook == "log" else KeyError("no")
+
+    def log(self, metrics, round):
+        self.call("log", round=round, metrics=metrics)
+        metrics.clear()
+        self.run.config.clear()
+        if round == self.options.stop:
+            raise KeyboardInterrupt
+
+    def conclude(self, statement, row, table):
+        self.call("conclude", row=row, table=table)
+        row.clear()
+
+def build(options, tracked, notice):
+    """Build."""
+    return Keeps(options, tracked)
+'''
+
+
+@pytest.fixture
+def keeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A user's folder with the tracker "keeps"."""
+    monkeypatch.setattr(plugins, "__path__", [])
+    monkeypatch.setenv(plugins.FOLDERS, "")
+    (tmp_path / "mine" / "trackers").mkdir(parents=True)
+    (tmp_path / "mine" / "trackers" / "keeps.py").write_text(KEEPS)
+    yield tmp_path / "mine"
+    sys.modules.pop("pfl_bench.plugins.trackers.keeps", None)
+
+
+def kept(folder: Path, hook: str) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (folder / "kept.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["hook"] == hook]
+
+
+def row_of(setting: str, folder: Path, **changes: Any) -> ResolvedConfig:
+    options = {"keeps": changes.pop("options", {})}
+    changes = {"federated__num_rounds": 4, "evaluation__every": 2, **changes}
+    return make_config(setting, plugins=[str(folder)], logging=options, **changes)
+
+
+def sums_of(state: Mapping[str, Any]) -> dict[str, float]:
+    return {name: float(value.double().sum()) for name, value in state.items()}
+
+
+def test_a_user_s_tracker_is_told_of_each_round_and_shown_the_model(
+    keeps: Path, tmp_path: Path
+) -> None:
+    result = pfl_bench.run_row(row_of("federated", keeps), tmp_path / "run")
+    rounds = kept(tmp_path / "run", "log")
+    lines = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert [{"round": one["round"], **one["metrics"]} for one in rounds] == lines
+    plain = make_config("federated", federated__num_rounds=4, evaluation__every=2)
+    ends = list(pfl_bench.FederatedTrainer(plain, tmp_path / "plain"))
+    assert [one["model"] for one in rounds] == [sums_of(end.model) for end in ends]
+    (end,) = kept(tmp_path / "run", "conclude")
+    assert end["model"] == rounds[-1]["model"] == sums_of(result.state_dict())
+    assert end["row"]["test/accuracy"] == result.metrics["test/accuracy"]
+    recorded = read_yaml(tmp_path / "run" / "config.yaml")["logging"]
+    assert list(recorded) == ["wandb", "tensorboard", "mlflow", "keeps"]
+
+
+@pytest.mark.parametrize("split_by", ["user", "example"])
+def test_of_a_private_run_a_user_s_tracker_is_given_releases_alone(
+    split_by: str, keeps: Path, tmp_path: Path
+) -> None:
+    number = {"value": 0.5, "tolerance": 0.1, "source": "nobody"}
+    changes: dict[str, Any] = {
+        "evaluation__splits": ["train", "val"],
+        "evaluation__final_splits": ["train", "test"],
+        "expected": [{"metric": f"{split}/accuracy", **number} for split in ("train", "test")],
+    }
+    if split_by == "example":
+        changes["task"] = {"name": "synthetic", "num_tasks": 20, "split_by": "example"}
+        changes |= {"federated__cohort_size": 5, "privacy__population_size": 20}
+        changes["privacy__noise_cohort_size"] = 20
+    pfl_bench.run_row(row_of("private_federated", keeps, **changes), tmp_path / "run")
+    (end,) = kept(tmp_path / "run", "conclude")
+    given = {name for one in kept(tmp_path / "run", "log") for name in one["metrics"]}
+    assert "train/update_norm" in given
+    seen = [
+        sorted({name.partition("/")[0] for name in names})
+        for names in (given - RELEASED, end["row"])
+    ]
+    is_user = split_by == "user"
+    assert seen == [["val"] * is_user, ["name", "setting", *["test"] * is_user]]
+    assert [line["metric"] for line in end["table"]] == ["test/accuracy"] * is_user
+
+
+@pytest.mark.parametrize("hook", ["build", "log", "conclude"])
+def test_a_user_s_tracker_that_raises_loses_no_round(
+    hook: str, keeps: Path, tmp_path: Path
+) -> None:
+    row = row_of("federated", keeps, options={"fail": hook})
+    result = pfl_bench.run_row(row, tmp_path / "run")
+    assert len(result.history) == 4
+    assert len(kept(tmp_path / "run", hook)) == 1
+    log = (tmp_path / "run" / "run.log").read_text()
+    assert log.count("the tracker 'keeps' ") == 1
+    assert "SystemExit: 3" if hook == "log" else "KeyError: 'no'" in log
+
+
+def test_a_resumed_run_does_not_tell_of_what_lies_behind_it(keeps: Path, tmp_path: Path) -> None:
+    row = row_of("federated", keeps, checkpoint__every=2, options={"stop": 3})
+    with pytest.raises(KeyboardInterrupt):
+        pfl_bench.run_row(row, tmp_path / "run")
+    again = row_of("federated", keeps, checkpoint__every=2)
+    pfl_bench.run_row(again, tmp_path / "run", resume=True)
+    assert [one["round"] for one in kept(tmp_path / "run", "log")] == [1, 2, 3, 3, 4]
+    assert [one["done"] for one in kept(tmp_path / "run", "build")] == [0, 2]
+    pfl_bench.run_row(again, tmp_path / "run", resume=True)
+    assert len(kept(tmp_path / "run", "log")) == 5
+
+
+def test_no_model_is_shown_between_calls_and_none_where_clients_have_their_own(
+    keeps: Path, tmp_path: Path
+) -> None:
+    row = pfl_bench.load_row("leaf/quick/local.yaml", plugins=[keeps], logging={"keeps": {}})
+    pfl_bench.run_row(row, tmp_path / "run")
+    assert {str(one["model"]) for one in kept(tmp_path / "run", "log")} == {"{}"}
+    options = row_of("federated", keeps).tracker_options
+    trackers = Trackers.start(options, tracked(tmp_path), pytest.fail)
+    with pytest.raises(RuntimeError, match="alone"):
+        trackers._active["keeps"].run.model()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("logging", "words"),
+    [
+        ({"keps": {}}, "did you mean 'keeps'"),
+        ({"keeps": {"fial": "log"}}, "logging.keeps.fial: unknown key; did you mean 'fail'"),
+        ({"keeps": None}, "logging.keeps: must be a section"),
+    ],
+)
+def test_a_wrong_section_of_a_user_s_tracker_is_refused(
+    logging: dict[str, Any], words: str, keeps: Path
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        make_config("federated", plugins=[str(keeps)], logging=logging)

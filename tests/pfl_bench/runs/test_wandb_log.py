@@ -25,14 +25,14 @@ FAKE_KEY = "0123456789" * 4
 DRIVER = """
 import json, os, signal, sys, time
 from pathlib import Path
-from pfl_bench.config.logging import LoggingOptions
+from pfl_bench.config.logging import WandbOptions
+from pfl_bench.runs.tracker import Tracked
 from pfl_bench.runs.trackers import Trackers
-from pfl_bench.runs.trackers.tracker import Tracked
 
 job = json.loads(sys.argv[1])
 notices = []
 logger = Trackers.start(
-    LoggingOptions.model_validate({"wandb": job["options"]}),
+    {"wandb": WandbOptions.model_validate(job["options"])},
     Tracked(
         folder=Path(job["run_dir"]),
         name="row, seed 0",
@@ -228,7 +228,7 @@ def test_neither_code_nor_git_nor_host_details_are_taken(run_dir: Path) -> None:
     drive(run_dir, options={"mode": "offline"})
     logged = Logged(run_dir)
     assert b"secret" not in logged.text
-    assert b"LoggingOptions" not in logged.text
+    assert b"WandbOptions" not in logged.text
     files = [path for path in (run_dir / "wandb").rglob("*") if path.is_file()]
     assert {path.suffix for path in files} <= {".wandb", ".log"}
 
@@ -328,7 +328,7 @@ def test_a_dead_service_does_not_stop_the_run(run_dir: Path) -> None:
     assert done.returncode == 0, done.stderr
     notices = json.loads((run_dir / "result.json").read_text())["notices"]
     assert len(notices) == 1
-    assert "W&B logging stopped" in notices[0]
+    assert "the tracker 'wandb' stopped" in notices[0]
     assert f"to upload it: wandb sync '{run_dir / 'wandb'}'/*run-*" in notices[0]
 
 

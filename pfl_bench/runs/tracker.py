@@ -1,0 +1,79 @@
+"""Base of trackers, which show a run elsewhere: plug-ins that the section ``logging`` names.
+
+Guarantee: of a private run, a user's tracker is given only what the run releases, and what the
+evaluation measures on users outside of training (``pfl_bench.runs.events``, which says why). No
+tracker is given a client's update, and none sees a model but the released one. So what it computes
+is post-processing, which costs no privacy. Unit, adjacency and sampling are those of the run's
+statement. The bundled trackers show the run folder's ``metrics.jsonl``, which also has what the
+statement does not cover: losses, realised cohorts, times. So has the run folder, and the guarantee
+is no protection against code that reads it or searches the process.
+
+A tracker decides nothing: what it is given are copies, and it cannot stop the run, whose length
+would then tell of metrics that are not released.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+Notice = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Tracked:
+    """Description of a run, which a tracker is given as the run starts.
+
+    Attributes:
+        folder: The run folder; a tracker writes below it, if anywhere on this machine.
+        name: Name of the run.
+        config: The resolved configuration, JSON-serialisable.
+        table: The row's table, such as "flair/table1".
+        row: The row's file without its ending; runs of one row, such as its seeds, share it.
+        labels: Table, task and setting of the row.
+        done: Rounds that a resumed run has behind it; later ones of an interrupted run come again.
+        model: Gives copies of the central model's parameters and buffers by name, on the CPU: after
+            the round in ``log``, the selected ones in ``conclude``. Empty in the settings without
+            one (local, multitask). RuntimeError outside of ``build``, ``log`` and ``conclude``.
+    """
+
+    folder: Path
+    name: str
+    config: Mapping[str, Any]
+    table: str
+    row: str
+    labels: tuple[str, ...]
+    done: int
+    model: Callable[[], dict[str, Tensor]] = dict
+
+
+class Tracker:
+    """One place where a run is logged. Methods may raise anything: it is left out from then on.
+
+    The plug-in's ``build(options, tracked, notice)`` gives one, or None if its options turn it off.
+    ``notice`` is told in one sentence what is not as asked.
+
+    Attributes:
+        after_failure: What a person can still do when logging has stopped; "" for nothing.
+    """
+
+    after_failure = ""
+
+    def log(self, metrics: dict[str, Any], round: int) -> None:
+        """Log the scalars of a round (central training: epoch), from 1, as soon as it is over."""
+
+    def conclude(
+        self,
+        statement: Mapping[str, Any] | None,
+        row: Mapping[str, Any],
+        table: Sequence[Mapping[str, Any]],
+    ) -> None:
+        """Log what a run ends with; arguments as of ``Trackers.conclude``."""
+
+    def finish(self) -> str | None:
+        """End; gives what a person should be told, such as how to see the log."""
+        return None
