@@ -127,16 +127,17 @@ def _split(
     if inputs.ndim == 3:
         inputs = inputs[:, None]
     if name == "train" and isinstance(partition, FeatureNoise):
-        inputs = _noisy(inputs, clients.offsets, partition)
+        inputs = noisy(inputs, clients.offsets, partition)
     targets = torch.from_numpy(images.targets[clients.order].astype(np.int64))
     return InMemorySplit(
         name, torch.from_numpy(inputs), targets, clients.offsets, clients.client_ids
     )
 
 
-def _noisy(
+def noisy(
     inputs: NDArray[np.uint8], offsets: NDArray[np.int64], partition: FeatureNoise
 ) -> NDArray[np.float32]:
+    """Images, shape (n, ...), in 0 to 1 with noise; ``offsets`` of the clients, shape (U + 1,)."""
     noisy = inputs.astype(np.float32) / np.float32(WHITE)
     for client, (start, stop) in enumerate(pairwise(offsets)):
         rng = np.random.default_rng([partition.seed, client])

@@ -1,0 +1,126 @@
+"""Models of short texts: a bag of words with logistic regression, and LEAF's stacked LSTM."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from pfl_bench.types import DataFacts
+from tasks.common.lstm.stacked_lstm import StackedLstm
+from tasks.common.options import StrictOptions, check_inputs
+from tasks.common.text.bag_of_words import FIRST_WORD, BagOfWords
+from tasks.common.text.embeddings import read_store_vectors
+from tasks.common.text.words import PAD_ID
+
+BAG, LSTM = "bag_log_reg", "stacked_lstm"
+
+
+class Options(StrictOptions):
+    """Options of the models; of "bag_log_reg" only ``init``, of "stacked_lstm" the rest.
+
+    Attributes:
+        name: "bag_log_reg" or "stacked_lstm".
+        init: Start of the logistic regression: "zeros", or "normal", LEAF's standard normal.
+        embeddings: File of word vectors (GloVe's text form, or LEAF's embs.json) that the LSTM
+            reads words by.
+        train_embeddings: Whether the vectors of that file are trained too; else they are fixed.
+        embedding_size: Width of vectors that are learned from a random start, instead of a file
+            (LEAF's code does, with 100).
+        hidden_size: Units of each LSTM layer.
+        num_layers: LSTM layers.
+        max_words: Words of a tweet that the LSTM reads; the first ones.
+        read_out: What the classifier takes: the LSTM's output after the "last_word", or after the
+            "last_position" as in LEAF's code, where all tweets but the longest end in padding.
+    """
+
+    name: Literal["bag_log_reg", "stacked_lstm"]
+    init: Literal["zeros", "normal"] = "zeros"
+    embeddings: str | None = None
+    train_embeddings: bool = False
+    embedding_size: int | None = Field(default=None, ge=1, le=4096)
+    hidden_size: int = Field(default=100, ge=1, le=4096)
+    num_layers: int = Field(default=2, ge=1, le=8)
+    max_words: int = Field(default=25, ge=1, le=10_000)
+    read_out: Literal["last_word", "last_position"] = "last_word"
+
+    @model_validator(mode="after")
+    def _of_this_model(self) -> Self:
+        of_bag = {"init"}
+        foreign = type(self).model_fields.keys() - {"name"} - of_bag if self.name == BAG else of_bag
+        changed = self.changed(*sorted(foreign))
+        if changed:
+            raise ValueError(f"{', '.join(changed)}: no option of {self.name}; leave it out")
+        if self.name == LSTM and (self.embeddings is None) == (self.embedding_size is None):
+            raise ValueError(
+                "stacked_lstm: say where word vectors come from: embeddings = FILE (GloVe's text "
+                "form, such as glove.6B.300d.txt, or LEAF's embs.json), or embedding_size = 100 "
+                "to learn them from a random start; one of the two"
+            )
+        if self.train_embeddings and self.embeddings is None:
+            raise ValueError(
+                "train_embeddings: is about the vectors of a file; those of embedding_size are "
+                "trained anyway"
+            )
+        return self
+
+
+class TweetLstm(nn.Module):
+    """LEAF's network: word vectors, LSTM layers, a linear layer of 128, and one to the logits.
+
+    The vectors have the shape (V, D); those of padding and of unknown words are zero where they
+    come from a file.
+
+    Source: Caldas et al. 2018, LEAF, models/sent140/stacked_lstm.py: no activation between the two
+        linear layers.
+    """
+
+    def __init__(
+        self, vectors: Tensor, train_vectors: bool, num_classes: int, options: Options
+    ) -> None:
+        super().__init__()
+        self._max_words = options.max_words
+        self._last_word = options.read_out == "last_word"
+        self.embedding = nn.Embedding(vectors.shape[0], vectors.shape[1], _weight=vectors)
+        self.embedding.weight.requires_grad_(train_vectors)
+        self.lstm = StackedLstm(vectors.shape[1], options.hidden_size, options.num_layers)
+        self.dense = nn.Linear(options.hidden_size, 128)
+        self.logits = nn.Linear(128, num_classes)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Logits of shape (n, num_classes) of tweets of shape (n, L), int64."""
+        inputs = inputs[:, : self._max_words]
+        missing = self._max_words - inputs.shape[1]
+        if not self._last_word and missing > 0:
+            inputs = nn.functional.pad(inputs, (0, missing), value=PAD_ID)
+        outputs: Tensor = self.lstm(self.embedding(inputs))
+        if self._last_word:
+            # A tweet without words is read out after its first padding.
+            last = ((inputs != PAD_ID).sum(dim=1) - 1).clamp_min(0)
+            read = outputs.gather(1, last.view(-1, 1, 1).expand(-1, 1, outputs.shape[2])).squeeze(1)
+        else:
+            read = outputs[:, -1]
+        logits: Tensor = self.logits(self.dense(read))
+        return logits
+
+
+def build_model(options: Options, facts: DataFacts, task: str) -> nn.Module:
+    """Build a model of a task from numbered words to logits of shape (n, num_classes).
+
+    The facts name the store, and so the words of a file of vectors. Vectors that are fixed require
+    no gradient.
+    """
+    fits = len(facts.input_shape) == 1 and "vocabulary" in facts.extra
+    check_inputs(fits, task, options.name, "numbered words", facts)
+    size = int(facts.extra["vocabulary"]["size"])
+    if options.name == BAG:
+        return BagOfWords(size - FIRST_WORD, facts.num_classes, options.init)
+    if options.embeddings is not None:
+        vectors = read_store_vectors(Path(options.embeddings), str(facts.extra["store"]), task)
+        return TweetLstm(vectors, options.train_embeddings, facts.num_classes, options)
+    assert options.embedding_size is not None
+    start = torch.empty(size, options.embedding_size)
+    return TweetLstm(nn.init.xavier_uniform_(start), True, facts.num_classes, options)

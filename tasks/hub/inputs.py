@@ -1,0 +1,122 @@
+"""Inputs of each kind as arrays of one shape."""
+
+from __future__ import annotations
+
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from tasks.common.options import StrictOptions
+from tasks.common.text.words import PAD_ID, SPECIAL, split_words
+from tasks.common.vision.pictures import PictureError, opened
+from tasks.hub.reading import Rows
+
+Shape = tuple[int, ...]
+_GREY = ("1", "L", "LA")
+_NOT_EIGHT_BITS = ("I", "F")
+
+
+class InputOptions(StrictOptions):
+    """Options of inputs.
+
+    Attributes:
+        size: Of images: height and width to which all are resized, without regard to their
+            proportions; null if all have one size.
+        channels: Of images: 1 for grey, 3 for colours; null for what the first one has.
+        max_words: Of text: words that are kept, the first ones.
+        buckets: Of text: numbers that words are hashed to. Nothing of the data decides them.
+    """
+
+    size: int | None = Field(default=None, ge=1, le=4096)
+    channels: int | None = Field(default=None, ge=1, le=3)
+    max_words: int = Field(default=64, ge=1, le=10_000)
+    buckets: int = Field(default=10_000, ge=1, le=2**31)
+
+
+def read_inputs(rows: Rows, options: InputOptions, shape: Shape | None) -> NDArray[np.generic]:
+    """Inputs of n rows, shape (n, ...); ``shape`` is that of the first of all, None if it is here.
+
+    Images are uint8, shape (n, channels, side, side); vectors float32, shape (n, length); texts
+    numbered words, uint32, shape (n, max_words).
+    """
+    kind = rows.kinds["input"]
+    if kind == "images":
+        return _pictures(rows, options, shape)
+    return _texts(rows, options) if kind == "text" else _vectors(rows, shape)
+
+
+def _pictures(rows: Rows, options: InputOptions, shape: Shape | None) -> NDArray[np.uint8]:
+    pictures = []
+    for row, value in enumerate(rows.columns["input"].to_pylist()):
+        content = value["bytes"] if isinstance(value, dict) else value
+        if not content:
+            raise rows.refused(row, "input", "has no bytes; a path alone does not tell the picture")
+        try:
+            pixels = _decode(content, options, None if shape is None else shape[0])
+        except PictureError as error:
+            raise rows.refused(row, "input", f"the image cannot be used: {error}") from error
+        shape = shape or pixels.shape
+        if pixels.shape != shape or shape[1] != shape[2]:
+            is_first = pixels.shape == shape
+            found, wanted = (" x ".join(map(str, one[:0:-1])) for one in (pixels.shape, shape))
+            raise rows.refused(
+                row,
+                "input",
+                f"the image has {found} pixels, "
+                f"{'which is no square' if is_first else f'the first one {wanted}'}; resize all by "
+                "size=N, such as size=32",
+            )
+        pictures.append(pixels)
+    return np.stack(pictures)
+
+
+def _decode(content: bytes, options: InputOptions, channels: int | None) -> NDArray[np.uint8]:
+    """Decode an image to shape (channels, height, width)."""
+    with opened(content) as picture:
+        is_grey = picture.mode in _GREY
+        if picture.mode.startswith(_NOT_EIGHT_BITS):
+            raise PictureError(f"its pixels have not 8 bits (Pillow's mode {picture.mode})")
+        if channels == 1 and options.channels is None and not is_grey:
+            raise PictureError("it has colours, and the first one is grey; set channels=3 or 1")
+        grey = (options.channels or channels or (1 if is_grey else 3)) == 1
+        image = picture.convert("L" if grey else "RGB")
+        if options.size is not None:
+            image = image.resize((options.size, options.size))
+        pixels = np.asarray(image)
+    return pixels[None] if grey else pixels.transpose(2, 0, 1)
+
+
+def _vectors(rows: Rows, shape: Shape | None) -> NDArray[np.float32]:
+    from pyarrow import compute
+
+    column = rows.columns["input"]
+    lengths = compute.list_value_length(column).to_numpy(zero_copy_only=False)
+    length = shape[0] if shape else int(lengths[0])
+    wrong = np.flatnonzero(lengths != length)
+    if len(wrong) or not length:
+        row = int(wrong[0]) if len(wrong) else 0
+        raise rows.refused(
+            row, "input", f"has {lengths[row]} numbers, the first row {length}; all need as many"
+        )
+    # A null in a list becomes NaN.
+    numbers = column.flatten().to_numpy(zero_copy_only=False).astype(np.float32)
+    vectors: NDArray[np.float32] = numbers.reshape(-1, length)
+    wrong = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
+    if len(wrong):
+        raise rows.refused(
+            int(wrong[0]),
+            "input",
+            "has a number that is missing or not finite; leave it out",
+        )
+    return vectors
+
+
+def _texts(rows: Rows, options: InputOptions) -> NDArray[np.uint32]:
+    texts = rows.columns["input"].to_pylist()
+    numbers = np.full((len(texts), options.max_words), PAD_ID, np.uint32)
+    for own, text in zip(numbers, texts, strict=True):
+        words = split_words(text, lowercase=True)[: options.max_words]
+        own[: len(words)] = [len(SPECIAL) + crc32(w.encode()) % options.buckets for w in words]
+    return numbers

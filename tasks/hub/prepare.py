@@ -1,0 +1,152 @@
+"""Turn a data set, as the Hugging Face Hub has it, into a store."""
+
+from __future__ import annotations
+
+from itertools import chain
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import model_validator
+
+from pfl_bench.data import FieldSpec
+from pfl_bench.types import DataError, SplitBy
+from tasks.common.description import StoreDescription
+from tasks.common.fedscale.layout import published_as
+from tasks.common.leaf.partition import Gathering, PartitionOptions, write_partition
+from tasks.common.leaf.plan import UNSPLIT
+from tasks.common.progress import Progress
+from tasks.common.text.words import SPECIAL
+from tasks.hub.inputs import InputOptions, read_inputs
+from tasks.hub.reading import Rows, find_files, read_rows
+
+MOST_CLASSES = 65_536
+_OF_USERS = ("min_examples", "user_fraction", "num_users", "data_fraction", "partition", "split_by")
+
+
+class Options(InputOptions, PartitionOptions):
+    """Options of preparing a data set, beside those of its inputs and of partitioning.
+
+    Attributes:
+        input: Column of the inputs: images, lists of numbers, or text.
+        label: Column of the labels: whole numbers or text.
+        user: Column that says whose an example is; null makes a store without users, for
+            artificial clients.
+        train: Files of train, by their paths below the source ("data/train-*"); null with the two
+            others to go by the Hub's names of splits.
+        val: Files of val.
+        test: Files of test.
+        split_by: As of other tasks, but "user", whole users, unless it is set.
+    """
+
+    input: str
+    label: str
+    user: str | None = None
+    train: str | None = None
+    val: str | None = None
+    test: str | None = None
+    split_by: SplitBy = "user"
+
+    @model_validator(mode="after")
+    def _users_are_known(self) -> Self:
+        changed = self.changed(*_OF_USERS)
+        if self.user is None and changed:
+            raise ValueError(f"{changed[0]}: is about users; name their column by user=COLUMN")
+        return self
+
+
+class Labels:
+    """Labels, numbered by their first appearance until all classes are known.
+
+    Attributes:
+        numbers: Number of each value.
+        class_names: The Hub's names of values, if the files have them.
+    """
+
+    def __init__(self) -> None:
+        self.numbers: dict[Any, int] = {}
+        self.class_names: tuple[str, ...] | None = None
+
+    def read(self, rows: Rows) -> NDArray[np.int32]:
+        """Number the labels of n rows, shape (n,)."""
+        self.class_names = names = rows.class_names
+        values = rows.columns["label"].to_pylist()
+        for row, value in enumerate(values):
+            if self.numbers.setdefault(value, len(self.numbers)) >= MOST_CLASSES:
+                raise rows.refused(row, "label", f"is one of more than {MOST_CLASSES:,} classes")
+            if value == "" or (isinstance(value, int) and value < 0):
+                raise rows.refused(row, "label", f"is {value!r}, no class; leave such rows out")
+            if names is not None and value not in range(len(names)):
+                raise rows.refused(
+                    row, "label", f"is {value!r:.40}, but has {len(names)} classes, from 0"
+                )
+        return np.array([self.numbers[value] for value in values], np.int32)
+
+    def classes(self) -> tuple[tuple[str, ...], NDArray[np.uint16]]:
+        """Names of all classes, and the class of each number, shape (values,).
+
+        They are the Hub's, where the files have them, else the sorted values.
+        """
+        ordered = range(len(self.class_names)) if self.class_names else sorted(self.numbers)
+        places = {value: place for place, value in enumerate(ordered)}
+        class_of = np.array([places[value] for value in self.numbers], np.uint16)
+        return self.class_names or tuple(map(str, ordered)), class_of
+
+
+def prepare(source: Path, out: Path, options: Options, progress: Progress) -> dict[str, Any]:
+    """Read a folder of a data set's files and write a store; see ``tasks``.
+
+    Memory grows with the users and batches of rows, not with the examples. A wrong row is refused.
+    """
+    source, labels, done = Path(source), Labels(), 0
+    columns = {"input": options.input, "label": options.label}
+    columns |= {} if options.user is None else {"user": options.user}
+    files = find_files(source, {name: getattr(options, name) for name in ("train", "val", "test")})
+    # A data set of one split is split here.
+    is_split = {split for split, _ in files} != {"train"}
+    rows = read_rows(files, columns)
+    first = next(rows, None)
+    if first is None:
+        raise DataError(f"{source}: its {len(files)} files hold no row; get them anew")
+    kind, start = first.kinds["input"], read_inputs(first, options, None)
+    shape = start.shape[1:]
+    fields = {"inputs": FieldSpec(start.dtype.name, shape), "targets": FieldSpec("int32")}
+    with Gathering(Path(out), fields) as gathering:
+        for part in chain([first], rows):
+            arrays = {"inputs": read_inputs(part, options, shape), "targets": labels.read(part)}
+            owners = part.columns["user"].to_pylist() if options.user else [part.split]
+            if "" in owners:
+                raise part.refused(owners.index(""), "user", "is empty; each row needs its user")
+            users = np.resize(np.array([str(owner) for owner in owners], np.object_), part.count)
+            for user in dict.fromkeys(users):
+                own = {name: values[users == user] for name, values in arrays.items()}
+                gathering.append(part.split if is_split else UNSPLIT, user, **own)
+            done += len(users)
+            progress("reading the data set (rows)", done, None)
+        if not options.user and not is_split:
+            options = options.model_copy(update={"split_by": "example"})
+        partition = gathering.partition(options, published_as=published_as(gathering))
+        classes, class_of = labels.classes()
+        extra: dict[str, Any] = {"kind": kind, "columns": columns, "files": len(files)}
+        if kind == "text":
+            extra["vocabulary"] = {"from": "hashes", "size": options.buckets + len(SPECIAL)}
+        if not options.user:
+            extra["artificial_users"] = True
+        description = StoreDescription(
+            task="hub",
+            variant=f"hub-{kind}",
+            source=f"{source.resolve().name}, a data set of the Hugging Face Hub",
+            num_classes=len(classes),
+            input_shape=shape,
+            fields={**fields, "targets": FieldSpec("uint16")},
+            extra=extra,
+            names={"targets": classes},
+        )
+
+        def convert(arrays: dict[str, Any]) -> dict[str, Any]:
+            return {**arrays, "targets": class_of[arrays["targets"]]}
+
+        splits = write_partition(Path(out), partition, description, progress, convert)
+    facts = {"variant": description.variant, "splits": splits, "classes": len(classes)}
+    return {**facts, **partition.facts, **extra}
