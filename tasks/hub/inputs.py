@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import Literal
 from zlib import crc32
 
 import numpy as np
@@ -14,8 +15,6 @@ from tasks.common.vision.pictures import PictureError, opened
 from tasks.hub.reading import Rows
 
 Shape = tuple[int, ...]
-_GREY = ("1", "L", "LA")
-_NOT_EIGHT_BITS = ("I", "F")
 
 
 class InputOptions(StrictOptions):
@@ -30,7 +29,7 @@ class InputOptions(StrictOptions):
     """
 
     size: int | None = Field(default=None, ge=1, le=4096)
-    channels: int | None = Field(default=None, ge=1, le=3)
+    channels: Literal[1, 3] | None = None
     max_words: int = Field(default=64, ge=1, le=10_000)
     buckets: int = Field(default=10_000, ge=1, le=2**31)
 
@@ -59,14 +58,12 @@ def _pictures(rows: Rows, options: InputOptions, shape: Shape | None) -> NDArray
             raise rows.refused(row, "input", f"the image cannot be used: {error}") from error
         shape = shape or pixels.shape
         if pixels.shape != shape or shape[1] != shape[2]:
-            is_first = pixels.shape == shape
-            found, wanted = (" x ".join(map(str, one[:0:-1])) for one in (pixels.shape, shape))
+            sizes = " x ".join(map(str, pixels.shape[:0:-1]))
             raise rows.refused(
                 row,
                 "input",
-                f"the image has {found} pixels, "
-                f"{'which is no square' if is_first else f'the first one {wanted}'}; resize all by "
-                "size=N, such as size=32",
+                f"the image has {sizes} pixels; all must be squares of the first one's size: "
+                "resize them by size=N, such as size=32",
             )
         pictures.append(pixels)
     return np.stack(pictures)
@@ -75,8 +72,8 @@ def _pictures(rows: Rows, options: InputOptions, shape: Shape | None) -> NDArray
 def _decode(content: bytes, options: InputOptions, channels: int | None) -> NDArray[np.uint8]:
     """Decode an image to shape (channels, height, width)."""
     with opened(content) as picture:
-        is_grey = picture.mode in _GREY
-        if picture.mode.startswith(_NOT_EIGHT_BITS):
+        is_grey = picture.mode in ("1", "L", "LA")
+        if picture.mode.startswith(("I", "F")):
             raise PictureError(f"its pixels have not 8 bits (Pillow's mode {picture.mode})")
         if channels == 1 and options.channels is None and not is_grey:
             raise PictureError("it has colours, and the first one is grey; set channels=3 or 1")
@@ -94,14 +91,15 @@ def _vectors(rows: Rows, shape: Shape | None) -> NDArray[np.float32]:
     column = rows.columns["input"]
     lengths = compute.list_value_length(column).to_numpy(zero_copy_only=False)
     length = shape[0] if shape else int(lengths[0])
-    wrong = np.flatnonzero(lengths != length)
-    if len(wrong) or not length:
-        row = int(wrong[0]) if len(wrong) else 0
+    wrong = np.flatnonzero((lengths != length) | (lengths == 0))
+    if len(wrong):
+        row = int(wrong[0])
         raise rows.refused(
             row, "input", f"has {lengths[row]} numbers, the first row {length}; all need as many"
         )
     # A null in a list becomes NaN.
-    numbers = column.flatten().to_numpy(zero_copy_only=False).astype(np.float32)
+    with np.errstate(over="ignore"):  # what is too large becomes infinite
+        numbers = column.flatten().to_numpy(zero_copy_only=False).astype(np.float32)
     vectors: NDArray[np.float32] = numbers.reshape(-1, length)
     wrong = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
     if len(wrong):

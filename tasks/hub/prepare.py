@@ -118,7 +118,8 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
             owners = part.columns["user"].to_pylist() if options.user else [part.split]
             if "" in owners:
                 raise part.refused(owners.index(""), "user", "is empty; each row needs its user")
-            users = np.resize(np.array([str(owner) for owner in owners], np.object_), part.count)
+            users = np.array([str(owner) for owner in owners], np.object_)
+            users = np.resize(users, len(arrays["targets"]))
             for user in dict.fromkeys(users):
                 own = {name: values[users == user] for name, values in arrays.items()}
                 gathering.append(part.split if is_split else UNSPLIT, user, **own)

@@ -14,22 +14,14 @@ from typing import Any
 from pfl_bench.data import regular
 from pfl_bench.types import ConfigError, DataError, did_you_mean
 
-ROWS_AT_ONCE = 4096
-FORMATS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "json"}
+ROWS_AT_ONCE = 512
+ENDINGS = (".parquet", ".csv", ".jsonl")
 # The Hub's names of splits, in names of files and folders.
 _SPLIT_WORD = re.compile(
     r"(?<![a-z])(?:(?P<train>train(?:ing)?)|(?P<val>validation|valid|val|dev)"
     r"|(?P<test>test(?:ing)?|eval(?:uation)?))(?![a-z])"
 )
-# Of each purpose of a column, the kinds that it may be, and how messages say so.
-_ALLOWED = {
-    "user": (("integers", "text"), "whole numbers or text"),
-    "label": (("integers", "text"), "whole numbers or text"),
-    "input": (
-        ("images", "vectors", "text"),
-        "images (bytes, or the Hub's struct of bytes and path), lists of numbers, or text",
-    ),
-}
+_OF_INPUT = "images (bytes, or the Hub's struct of bytes and path), lists of numbers, or text"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +45,6 @@ class Rows:
     columns: Mapping[str, Any]
     class_names: tuple[str, ...] | None
 
-    @property
-    def count(self) -> int:
-        """Number of rows."""
-        return len(self.columns["label"])
-
     def refused(self, row: int, purpose: str, reason: str) -> DataError:
         """Refusal of a row, counted in these rows from 0."""
         return DataError(
@@ -66,19 +53,19 @@ class Rows:
 
 
 def find_files(source: Path, patterns: Mapping[str, str | None]) -> list[tuple[str, Path]]:
-    """Splits and paths of the files below a folder, of the first of ``FORMATS`` that is there.
+    """Splits and paths of the files below a folder, of the first of ``ENDINGS`` that is there.
 
     ``patterns`` says which files a split has, by their paths in the folder ("data/a-*"); where all
     are None, the last word for a split in a path decides, and without one it is train.
     """
     every = sorted(path for path in source.rglob("*") if not path.is_dir())
     paths: list[Path] = []
-    for ending in FORMATS:
+    for ending in ENDINGS:
         paths = paths or [path for path in every if path.suffix.lower() == ending]
     if not paths:
         names = ", ".join(path.name for path in every[:5]) or "nothing"
         raise DataError(
-            f"{source}: has no file {', '.join('*' + ending for ending in FORMATS)}; it has {names}"
+            f"{source}: has no file {', '.join('*' + ending for ending in ENDINGS)}; it has {names}"
             ". Download the data set by `hf download NAME --repo-type dataset --local-dir DIR`"
         )
     places = {path.relative_to(source).as_posix(): path for path in paths}
@@ -127,17 +114,19 @@ def read_rows(files: Sequence[tuple[str, Path]], names: Mapping[str, str]) -> It
 def _batches(path: Path, columns: list[str]) -> Iterator[tuple[int, Any, Any]]:
     """Number of the first row, schema of the file, and rows."""
     import pyarrow
-    from pyarrow import dataset
+    from pyarrow import csv, dataset
 
+    texts = csv.ParseOptions(newlines_in_values=True)
+    formats = {".csv": dataset.CsvFileFormat(texts), ".jsonl": "json"}
     try:
-        file = dataset.dataset(regular(path), format=FORMATS[path.suffix.lower()])
+        file = dataset.dataset(regular(path), format=formats.get(path.suffix.lower(), "parquet"))
         there = file.schema.names
         for column in columns:
             if there.count(column) != 1:
                 fault = "has several columns" if column in there else "has no column"
                 raise DataError(
-                    f"{path}: {fault} '{column}'{did_you_mean(column, there, ';')} its columns "
-                    f"are {', '.join(there)}"
+                    f"{path}: {fault} '{column}'{did_you_mean(column, there, '.')} Its "
+                    f"columns are {', '.join(there)}"
                 )
         first = 1
         scanner = file.scanner(
@@ -163,25 +152,20 @@ def _kind(path: Path, schema: Any, use: str, column: str) -> str:
         kind = kind.value_type
     is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
     item = kind.value_type if is_list else kind
-    is_number = types.is_integer(item) or types.is_floating(item) or types.is_boolean(item)
+    is_whole = types.is_integer(item) or types.is_boolean(item)
+    is_struct = types.is_struct(kind) and kind.get_field_index("bytes") >= 0
     found = "other"
-    if is_list:
-        found = "vectors" if is_number else "other"
+    if is_whole or (is_list and types.is_floating(item)):
+        found = "vectors" if is_list else "integers"
     elif types.is_string(kind) or types.is_large_string(kind):
         found = "text"
-    elif types.is_integer(kind) or types.is_boolean(kind):
-        found = "integers"
-    elif (
-        types.is_binary(kind)
-        or types.is_large_binary(kind)
-        or (types.is_struct(kind) and kind.get_field_index("bytes") >= 0)
-    ):
+    elif types.is_binary(kind) or types.is_large_binary(kind) or is_struct:
         found = "images"
-    allowed, words = _ALLOWED[use]
-    if found not in allowed:
+    if found not in (("images", "vectors", "text") if use == "input" else ("integers", "text")):
         raise DataError(
             f"{path}, column '{column}': holds {declared}, and cannot be the {use}, which is "
-            f"{words}; the columns are {', '.join(schema.names)}"
+            f"{_OF_INPUT if use == 'input' else 'whole numbers or text'}; the columns are "
+            f"{', '.join(schema.names)}"
         )
     return found
 
