@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 
 import pytest
@@ -102,7 +103,9 @@ def test_gradients_of_single_examples_are_exact(size: int) -> None:
     wrapped = GradSampleModule(module, loss_reduction="mean")
     logits = wrapped(tokens)
     loss = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum") / 3
-    with pytest.warns(UserWarning, match="Full backward hook"):
+    with warnings.catch_warnings():
+        # Opacus' hook on the first layer, whose inputs have no gradient; PyTorch 2.6 says nothing.
+        warnings.filterwarnings("ignore", "Full backward hook", UserWarning)
         loss.backward()
     for place, parameter in enumerate(module.parameters()):
         expected = torch.stack([single[place] for single in singles])
