@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.federated.parts import build_mechanism
-from pfl_bench.rng import Purpose, stream
 from privacy.audit.inputs import DrawUsers, Replay
 from privacy.description import Tree
 from privacy.mechanism import NoiseScale, ReplayedNoise, ReplaysNoise, RoundStreams
 from privacy.recording.central_record import COORDINATES
 from privacy.reference.cohort import SCHEMES, draw
+from privacy.reference.correlated import Correlated
+from privacy.reference.noise import Gaussian, Setting
+from privacy.reference.round import MECHANISMS
+from privacy.reference.streams import CLIENT_NOISE, COHORT, NOISE, stream
 from privacy.sampling_scheme import Participation
 
 if TYPE_CHECKING:
@@ -64,17 +69,20 @@ def _cohorts(options: FederatedOptions, seed: int) -> DrawUsers | str:
     @functools.cache
     def drawn_once(users: Participation) -> NDArray[np.int64] | None:
         own.check(users)
-        return own.assign(users, stream(seed, Purpose.SAMPLING, 0))
+        return own.assign(users, stream(seed, COHORT))
 
     def draw_users(number: int, num_users: int) -> NDArray[np.int64]:
         users = Participation(own, num_users, size)
-        return own.draw(users, stream(seed, Purpose.SAMPLING, number), number, drawn_once(users))
+        return own.draw(users, stream(seed, COHORT, number), number, drawn_once(users))
 
     return draw_users
 
 
 class _Noise:
-    """Each round's noise, in multiples of its standard deviation; of some rounds its beginning."""
+    """Each round's noise, in multiples of its standard deviation; of some rounds its beginning.
+
+    It is the reference's; of a plug-in, that of its own ``replay_noise``.
+    """
 
     def __init__(
         self,
@@ -96,23 +104,31 @@ class _Noise:
         )
         self._mechanism = build_mechanism(name, resolved.mechanism_options, scale)
         described = self._mechanism.description
+        own = resolved.mechanism_options
+        assert own is not None
+        # At bound 1, too; any noise on the count leaves the same draws.
+        self._setting = Setting(
+            name, own.model_dump() | {"clip_norm": 1.0, "count_noise_stddev": 1.0}, 1.0, 1.0, 1.0,
+            self._length, seed, options.num_rounds, described.to_json_dict()["strategy"],
+        )  # fmt: skip
+        self._reference = functools.cache(self._make_reference)
         self.is_correlated = described.correlates_rounds
         self.most_rounds, vectors = _MOST_ROUNDS, 1
         if described.randomizes_clients:
             vectors = options.cohort_size
             self.most_rounds = max(1, _MOST_CLIENT_STREAMS // vectors)
         elif isinstance(described.strategy, Tree):
-            # A round draws two vectors on average, one after another, each of the model's length.
-            vectors = 2
+            # A round draws two vectors on average, one after another, whole.
+            vectors = 0
             self.most_rounds = _MOST_NORMALS // (2 * self._length)
         # All elements are drawn in each so many rounds; where rounds hang together, in all or none.
-        self._every = -(-options.num_rounds * vectors * self._length // _MOST_NORMALS)
+        self._every = -(-options.num_rounds * vectors * self._length // _MOST_NORMALS) or 1
         self.reason = ""
         if num_parameters is None:
             self.reason = "the model is not at hand, and with it how many elements a round draws"
         elif described.reports == "direction":
             self.reason = "a report is a random vector about its client's update: it has no noise"
-        elif not isinstance(self._mechanism, ReplaysNoise):
+        elif name not in MECHANISMS and not isinstance(self._mechanism, ReplaysNoise):
             self.reason = f"how the mechanism {name} draws its noise is not known to the audit"
         elif described.randomizes_clients and (isinstance(cohort, str) or num_users is None):
             why = cohort if isinstance(cohort, str) else "the data are not at hand"
@@ -120,23 +136,46 @@ class _Noise:
 
     def __call__(self, number: int, num_canaries: int) -> ReplayedNoise:
         """Draw a round's."""
-        assert isinstance(self._mechanism, ReplaysNoise)
         is_whole = self._every == 1 or (not self.is_correlated and number % self._every == 1)
-        return self._mechanism.replay_noise(
-            RoundStreams(
-                rng=stream(self._seed, Purpose.NOISE, number),
-                clients=lambda: self._clients(number, num_canaries),
-                num_parameters=self._length,
-                wanted=self._length if is_whole else min(self._length, COORDINATES),
-                draws_all=is_whole,
+        wanted = self._length if is_whole else min(self._length, COORDINATES)
+        rng = stream(self._seed, NOISE, number)
+        if self._setting.name not in MECHANISMS:
+            assert isinstance(self._mechanism, ReplaysNoise)
+            return self._mechanism.replay_noise(
+                RoundStreams(
+                    rng=rng,
+                    clients=lambda: [
+                        stream(self._seed, CLIENT_NOISE, number, client)
+                        for client in self._clients(number, num_canaries)
+                    ],
+                    num_parameters=self._length,
+                    wanted=wanted,
+                    draws_all=is_whole,
+                )
             )
+        mechanism, described = self._reference(wanted), self._mechanism.description
+        mechanism.begin(number)
+        if described.randomizes_clients:
+            nothing = torch.zeros(wanted, dtype=torch.float64)
+            for client in self._clients(number, num_canaries):
+                mechanism.report(client, nothing)
+        noise, stddev = mechanism.noise(rng).numpy(), mechanism.stddev
+        return ReplayedNoise(
+            noise / (stddev or 1.0),
+            float(rng.standard_normal()) if is_whole and described.draws_count else None,
+            stddev if MECHANISMS[self._setting.name] is Correlated else None,
         )
 
-    def _clients(self, number: int, num_canaries: int) -> list[np.random.Generator]:
-        """Open the streams of all who reported; those of canaries come after all users."""
+    def _make_reference(self, length: int) -> Gaussian:
+        """The reference's mechanism, by the numbers that the run's code finds for a strategy."""
+        kind = MECHANISMS[self._setting.name]
+        if kind is Correlated and not self.is_correlated:
+            kind = Gaussian  # of one band
+        strategy = getattr(self._mechanism, "columns", self._setting.strategy)
+        return kind(replace(self._setting, length=length, strategy=strategy))
+
+    def _clients(self, number: int, num_canaries: int) -> list[int]:
+        """All who reported; canaries come after all users."""
         assert not isinstance(self._cohort, str)
         canaries = range(self._num_users, self._num_users + num_canaries)
-        return [
-            stream(self._seed, Purpose.CLIENT_NOISE, number, client)
-            for client in (*self._cohort(number, self._num_users).tolist(), *canaries)
-        ]
+        return [*self._cohort(number, self._num_users).tolist(), *canaries]

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pfl_bench import plugins
 from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.federated.central_gradient import private_gradient
 from pfl_bench.federated.parts import build_algorithm, build_compression
@@ -125,12 +124,10 @@ class Starts:
     @functools.cached_property
     def _mechanism(self) -> Gaussian:
         """The mechanism as the run begins with it; copies share draws of correlated noise."""
-        options = self.resolved.config.federated
+        options, own = self.resolved.config.federated, self.resolved.mechanism_options
         assert options is not None
-        own = self.resolved.mechanism_options
+        assert own is not None
         name = self.resolved.tree["privacy"]["mechanism"]["name"]
-        if own is None:
-            own = plugins.load(plugins.MECHANISM, name).Options()
         simulated = self.lines[0].get("simulated") or {}
         multiplier, cohort = (
             as_number(simulated.get(key)) for key in ("noise_multiplier", "cohort_size")

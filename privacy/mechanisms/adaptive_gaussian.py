@@ -25,15 +25,7 @@ from privacy.aggregate import Aggregate
 from privacy.clipping import MAX_CLIP_NORM, MIN_CLIP_NORM
 from privacy.description import GAUSSIAN
 from privacy.errors import PlanError, PrivacyError
-from privacy.mechanism import (
-    NoiseScale,
-    NormalSource,
-    Release,
-    ReplayedNoise,
-    RoundStreams,
-    check_state_keys,
-    noised_mean,
-)
+from privacy.mechanism import NoiseScale, NormalSource, Release, check_state_keys, noised_mean
 from privacy.noise.clipped_sum import ClipOptions, FreshGaussian
 
 DESCRIPTION = replace(
@@ -154,13 +146,6 @@ class AdaptiveGaussian(FreshGaussian):
             count_noise_stddev=count_stddev,
             noisy_fraction_unclipped=fraction,
         )
-
-    def replay_noise(self, streams: RoundStreams) -> ReplayedNoise:
-        """Draw a round's noise again; the draw on the count comes after those on all elements."""
-        if not streams.draws_all:
-            return super().replay_noise(streams)
-        normals = streams.rng.standard_normal(streams.num_parameters + 1)
-        return ReplayedNoise(normals[: streams.wanted], count=float(normals[-1]))
 
     def follow(self, clip_norm: float) -> None:
         """Take over the bound of the coming round from the process that moves it."""

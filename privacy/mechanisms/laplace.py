@@ -37,14 +37,7 @@ from privacy.amplification import Composition, Participation, check_composition_
 from privacy.clipping import ClipOutcome, add_clipped_l1_
 from privacy.description import FRESH, OF_THE_BOUND, Description
 from privacy.errors import PlanError
-from privacy.mechanism import (
-    NoiseScale,
-    Release,
-    ReplayedNoise,
-    RoundStreams,
-    check_unit_weight,
-    mean_of,
-)
+from privacy.mechanism import NoiseScale, Release, check_unit_weight, mean_of
 from privacy.noise.clipped_sum import ClipOptions, ClippedSum
 
 DESCRIPTION = Description(
@@ -121,10 +114,6 @@ class Laplace(ClippedSum):
             clip_norm=self._clip_norm,
             update_noise_stddev=math.sqrt(2.0) * scale,
         )
-
-    def replay_noise(self, streams: RoundStreams) -> ReplayedNoise:
-        """Draw the first Laplace draws of a round again, of variance 1."""
-        return ReplayedNoise(streams.rng.laplace(0.0, 2.0**-0.5, streams.wanted))
 
 
 def build(options: Options, noise: NoiseScale) -> Laplace:

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from privacy.amplification import Composition, Participation, check_composition_numbers
 from privacy.description import FRESH, OF_THE_BOUND, Description
-from privacy.mechanism import NoiseScale, ReplayedNoise, RoundStreams
+from privacy.mechanism import NoiseScale
 from privacy.noise.client_reports import ClientReports
 from privacy.noise.clipped_sum import ClipOptions
 
@@ -80,11 +80,6 @@ class LocalGaussian(ClientReports):
             report.add_(
                 torch.from_numpy(noise).to(torch.float32).to(report.device, non_blocking=True)
             )
-
-    def replay_noise(self, streams: RoundStreams) -> ReplayedNoise:
-        """Draw the first elements of all reports' noise again, and sum them."""
-        draws = [rng.standard_normal(streams.wanted) for rng in streams.clients()]
-        return ReplayedNoise(np.sum(draws, axis=0) / np.sqrt(max(1, len(draws))))
 
 
 def build(options: Options, noise: NoiseScale) -> LocalGaussian:

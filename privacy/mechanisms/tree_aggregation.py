@@ -46,13 +46,7 @@ from torch import Tensor
 from privacy.amplification import Composition, Participation
 from privacy.description import OF_THE_BOUND, Description, Tree
 from privacy.errors import PlanError
-from privacy.mechanism import (
-    NoiseScale,
-    NormalSource,
-    ReplayedNoise,
-    RoundStreams,
-    check_state_keys,
-)
+from privacy.mechanism import NoiseScale, NormalSource, check_state_keys
 from privacy.noise.clipped_sum import ClipOptions
 from privacy.noise.correlated_noise import (
     CorrelatedSum,
@@ -156,12 +150,6 @@ class TreeAggregation(CorrelatedSum):
 
     def _noise_profile(self, rounds: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         return tree_noise_profile(rounds, self._options.restart_every)
-
-    def replay_noise(self, streams: RoundStreams) -> ReplayedNoise:
-        """Draw a round's noise again, whole: its nodes' vectors come one after another."""
-        return self._replayed(
-            self._next_noise(streams.rng, streams.num_parameters)[: streams.wanted]
-        )
 
     def state_dict(self) -> dict[str, Any]:
         """Rounds that were released, and the noise of the open nodes, the highest first."""

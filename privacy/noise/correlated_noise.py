@@ -19,14 +19,7 @@ from torch import Tensor
 from privacy.aggregate import Aggregate
 from privacy.amplification import Composition, Participation, check_composition_numbers
 from privacy.errors import PlanError, PrivacyError
-from privacy.mechanism import (
-    NoiseScale,
-    NormalSource,
-    Release,
-    ReplayedNoise,
-    RoundStreams,
-    mean_of,
-)
+from privacy.mechanism import NoiseScale, NormalSource, Release, mean_of
 from privacy.noise.clipped_sum import ClippedSum
 from privacy.noise.factorization import separated_squared_sensitivity, squared_sensitivities
 
@@ -102,16 +95,6 @@ def pattern_squared_sensitivity(
     if participation.scheme.pattern == "groups" and rounds > 0:
         return float(squared_sensitivities(column(), apart, rounds)[-1])
     return 0.0
-
-
-def check_rounds(noise: NoiseScale, done: int) -> None:
-    """Check that a coming round was planned; ``num_rounds`` 0 allows any."""
-    if noise.num_rounds and done >= noise.num_rounds:
-        raise PrivacyError(
-            f"round {done + 1} is beyond the {noise.num_rounds} rounds that the noise was planned "
-            "for, and that the privacy statement is about; raise federated.num_rounds from the "
-            "start"
-        )
 
 
 def check_vectors(mechanism: str, vectors: Any, count: int) -> list[Tensor]:
@@ -199,7 +182,13 @@ class CorrelatedSum(ClippedSum):
 
         The stream gives P normal draws, or several times P (none if the multiplier is 0).
         """
-        check_rounds(self._noise, self._rounds)
+        planned = self._noise.num_rounds
+        if planned and self._rounds >= planned:
+            raise PrivacyError(
+                f"round {self._rounds + 1} is beyond the {planned} rounds that the noise was "
+                "planned for, and that the privacy statement is about; raise "
+                "federated.num_rounds from the start"
+            )
         scale = self._noise.noise_multiplier * self._noise.ratio * self._clip_norm
         if scale == 0.0:
             stddev, correlation, noise = 0.0, 0.0, None
@@ -221,14 +210,3 @@ class CorrelatedSum(ClippedSum):
             self._profile = self._noise_profile(max(self._noise.num_rounds, 2 * round_number))
         stddevs, correlations = self._profile
         return float(stddevs[round_number - 1]), float(correlations[round_number - 1])
-
-    def replay_noise(self, streams: RoundStreams) -> ReplayedNoise:
-        """Draw the first elements of a round's noise again: no other enters them."""
-        return self._replayed(self._next_noise(streams.rng, streams.wanted))
-
-    def _replayed(self, noise: NDArray[np.float64]) -> ReplayedNoise:
-        """The coming round's noise, shape (wanted,), as an audit wants it; counts the round."""
-        check_rounds(self._noise, self._rounds)
-        self._rounds += 1
-        stddev, _ = self._noise_of(self._rounds)
-        return ReplayedNoise(noise / stddev, stddev=stddev)

@@ -90,42 +90,54 @@ def buffered(f: float, w: Array, q: Array, draws: Iterable[Array]) -> Iterator[A
         yield x
 
 
-def tree(size: int, draws: Iterable[Iterator[Array]]) -> Iterator[Array]:
-    """Noise of trees of ``size`` rounds, of each round's draws."""
+def tree(size: int, draws: Iterable[Iterator[Array]]) -> Iterator[tuple[Array, float]]:
+    """Noise of trees of ``size`` rounds, of each round's draws, and its standard deviation."""
     nodes: list[Array] = []
     for t, of_round in enumerate(draws):
         if t % size == 0:
             nodes, before = [], np.zeros(1)
         node, own, completed = next(of_round), 1.0, t % size + 1
+        # Variance of the nodes that this one replaces, and their covariance with it.
+        replaced = shared = 0.0
         while completed % 2 == 0:
-            own, completed = 1.0 / (1.0 + 0.5 / own), completed // 2
+            child, own, completed = own, 1.0 / (1.0 + 0.5 / own), completed // 2
             node = own * next(of_round) + (1.0 - own) * (nodes.pop() + node)
+            replaced, shared = replaced + child, (1.0 - own) * (shared + child)
         nodes.append(node)
-        prefix = np.sum(nodes, axis=0)
-        yield prefix - before
+        prefix = sum(nodes[1:], nodes[0])
+        yield prefix - before, math.sqrt(own + replaced - 2.0 * shared)
         before = prefix
 
 
-def noises(setting: Setting) -> Iterator[Array]:
-    """Noise of each round of a run, shape (P + 2T,): behind it are its weights of all draws."""
-    rounds, options = setting.num_rounds, setting.options
-    numbers = itertools.count()
+def noises(setting: Setting) -> Iterator[tuple[Array, float]]:
+    """Noise of each round of a run, shape (P,), at a draw's standard deviation of 1, and its own.
 
-    def drawn(number: int) -> Iterator[Array]:
-        source = stream(setting.seed, NOISE, number)
-        for draw in numbers:
-            weight = np.eye(1, 2 * rounds, draw)[0]
-            yield np.append(source.standard_normal(setting.length), weight)
-
-    draws = map(drawn, range(1, rounds + 1))
-    if setting.name == "tree_aggregation":
-        return tree(options["restart_every"] or rounds, draws)
-    if setting.name == "banded_inverse_square_root":
-        return inverse_banded(series(0.5, options["bands"]), rounds, map(next, draws))
-    if setting.name == "buffered_toeplitz":
+    A matrix is solved for its inverse's columns beside the noise: the first, if all are alike.
+    """
+    name, rounds, options = setting.name, setting.num_rounds, setting.options
+    sources = (stream(setting.seed, NOISE, number) for number in range(1, rounds + 1))
+    if name == "tree_aggregation":
+        normals = (
+            map(source.standard_normal, itertools.repeat(setting.length)) for source in sources
+        )
+        yield from tree(options["restart_every"] or rounds, normals)
+        return
+    width = rounds if name == "column_normalized_banded" else 1
+    draws = (
+        np.append(source.standard_normal(setting.length), np.arange(width) == t)
+        for t, source in enumerate(sources)
+    )
+    if name == "banded_inverse_square_root":
+        made = inverse_banded(series(0.5, options["bands"]), rounds, draws)
+    elif name == "buffered_toeplitz":
         f, w, q = (np.array(setting.strategy[key]) for key in ("first", "weights", "decays"))
-        return buffered(float(f), w, q, map(next, draws))
-    return banded(columns(setting), map(next, draws))
+        made = buffered(float(f), w, q, draws)
+    else:
+        made = banded(columns(setting), draws)
+    squares = 0.0
+    for noise, weights in (np.split(x, [setting.length]) for x in made):
+        squares = float(weights @ weights) + (squares if width == 1 else 0.0)
+        yield noise, math.sqrt(squares)
 
 
 class Noises:
@@ -134,7 +146,7 @@ class Noises:
     def __init__(self, setting: Setting) -> None:
         self._setting, self._number = setting, 0
 
-    def at(self, number: int) -> Array:
+    def at(self, number: int) -> tuple[Array, float]:
         """That of a round, from 1, as ``noises`` has it."""
         if not 0 < self._number <= number:
             self._made, self._number = noises(self._setting), 0
@@ -151,9 +163,9 @@ class Correlated(Gaussian):
         self._noises = Noises(setting)
 
     def begin(self, number: int) -> None:
-        """Begin a round, from 1 to T: its draws, and what it weighs each by."""
+        """Begin a round, from 1 to T."""
         super().begin(number)
-        self._unit, self._weights = np.split(self._noises.at(number), [self.setting.length])
+        self._unit, self._of_unit = self._noises.at(number)
 
     def flaw(self) -> str:
         """That a column has a norm above 1, an element below 0, or too many elements."""
@@ -171,7 +183,7 @@ class Correlated(Gaussian):
     @property
     def stddev(self) -> float:
         """That of all weighted draws together."""
-        return super().stddev * float(np.linalg.norm(self._weights))
+        return super().stddev * self._of_unit
 
     def noise(self, rng: np.random.Generator) -> Tensor:
         """All weighted draws; shape (P,)."""

@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from pfl_bench.federated.cohort import UpdateAggregator
+from pfl_bench.runs.audit import audit_run
 from privacy.mechanisms import column_normalized_banded
+from privacy.mechanisms.banded_matrix_factorization import BandedMatrixFactorization
 from privacy.noise import banded_columns
 from privacy.noise.tree_factorization import tree_noise_profile
 from privacy.reference import correlated
@@ -180,6 +182,17 @@ def test_draws_are_made_once_for_all_starts(
     monkeypatch.setattr(correlated, "stream", opened)
     assert again(folder).rounds == list(range(1, 10))
     assert drawn == list(range(1, 10))
+
+
+def test_noise_is_drawn_again_by_no_code_of_the_mechanism(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BandedMatrixFactorization, "_correlated", lambda self, draws: draws)
+    mechanism = {"name": "banded_matrix_factorization", "bands": 3, "clip_norm": 2.0}
+    folder = make(tmp_path / "run", **APART, privacy__mechanism=mechanism)
+    (check,) = [one for one in audit_run(folder).checks if one.name == "noise_replay"]
+    assert check.outcome == "failed"
+    assert "the noise is not that of the seed's stream in 9 rounds" in check.evidence
 
 
 def test_more_rounds_than_configured_are_not_computed(tmp_path: Path) -> None:
