@@ -1,0 +1,22 @@
+"""constraints.txt fits every Python that the package allows: pip searches for hours where not."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, metadata
+
+from packaging.specifiers import SpecifierSet
+
+from tests.helpers import REPOSITORY
+
+
+def test_versions_allow_the_oldest_python() -> None:
+    lines = (REPOSITORY / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    names = [line.partition("==")[0] for line in lines if "==" in line]
+    asked = {}
+    for name in names:
+        try:
+            asked[name] = metadata(name).get("Requires-Python", "")
+        except PackageNotFoundError:
+            continue  # of an extra that the tests do without
+    assert len(asked) > 100
+    assert {name: text for name, text in asked.items() if "3.11.0" not in SpecifierSet(text)} == {}
