@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pfl_bench.data import parse_json
 from pfl_bench.types import ConfigError, DataError
+from tasks.common.text.transformers_package import import_transformers
 
 if TYPE_CHECKING:
     from torch import nn
@@ -16,25 +17,13 @@ MOST_POSITIONS = 512
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 
 
-def import_transformers() -> Any:
-    """Import ``transformers``, or say how to install it."""
-    try:
-        import transformers
-    except ImportError as error:
-        raise ConfigError(
-            f"task reddit_albert needs the package transformers, which is not there ({error}); "
-            "`pip install 'pfl-bench[albert]'`"
-        ) from error
-    return transformers
-
-
 def random_albert(vocabulary_size: int, sizes: dict[str, Any]) -> nn.Module:
     """Build ALBERT with weights drawn from torch's global generator.
 
     The ``sizes`` are settings of ``transformers.AlbertConfig``; those that do not go together are
     refused.
     """
-    transformers = import_transformers()
+    transformers = import_transformers("reddit_albert", "albert")
     try:
         config = transformers.AlbertConfig(
             vocab_size=vocabulary_size, max_position_embeddings=MOST_POSITIONS, **sizes
@@ -50,7 +39,7 @@ def load_albert(folder: Path, vocabulary_size: int) -> nn.Module:
 
     A missing or damaged file, another model or another vocabulary are refused.
     """
-    transformers = import_transformers()
+    transformers = import_transformers("reddit_albert", "albert")
     _check_folder(folder, vocabulary_size)
     try:
         module, info = transformers.AlbertForMaskedLM.from_pretrained(

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from pfl_bench.types import ConfigError, DataError
+from tasks.common.text.transformers_package import import_transformers
 from tasks.common.text.words import choose_vocabulary, split_words
-from tasks.reddit_albert.albert import import_transformers
 from tasks.reddit_albert.masking import FIRST_WORD, SPECIAL, UNKNOWN_ID
 
 FILES = ("tokenizer.json", "spiece.model")
@@ -54,7 +54,7 @@ class Pieces:
                 f"tokenizer={folder}: must be a folder with {' or '.join(FILES)}, such as a copy "
                 "of albert-base-v2; nothing is downloaded"
             )
-        transformers = import_transformers()
+        transformers = import_transformers("reddit_albert", "albert")
         if not (folder / FILES[0]).is_file():
             _need_sentencepiece()
         try:
