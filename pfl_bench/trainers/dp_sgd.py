@@ -83,7 +83,10 @@ class PrivateSteps:
             with warnings.catch_warnings():
                 # Opacus hooks the first layer too, whose inputs need no gradient.
                 warnings.filterwarnings("ignore", "Full backward hook is firing")
-                loss.backward()  # type: ignore[no-untyped-call]
+                try:
+                    loss.backward()  # type: ignore[no-untyped-call]
+                except AttributeError as error:  # as of a LayerNorm without the bias
+                    raise _unfit(error) from error
             loss_sum += loss.detach() * micro_batch.size
             self._check_gradients()
         else:
@@ -106,9 +109,10 @@ class PrivateSteps:
     def _outputs(self, inputs: Tensor) -> Tensor:
         try:
             outputs: Tensor = self._module(inputs)
-        except RuntimeError as error:
-            # Opacus' hooks hand layers' outputs on as views, which must not be written to.
-            if "inplace" in str(error):
+        except (RuntimeError, AttributeError) as error:
+            # Opacus' hooks hand layers' outputs on as views, which must not be written to, and
+            # take each of a layer's inputs for a tensor.
+            if "inplace" in str(error) or "'detach'" in str(error):
                 raise _unfit(error) from error
             raise
         return outputs
