@@ -13,6 +13,7 @@ from tasks.common.options import StrictOptions
 from tasks.common.text.words import PAD_ID, SPECIAL, split_words
 from tasks.common.vision.pictures import PictureError, opened
 from tasks.hub.reading import Rows
+from tasks.hub.tokens import Tokens
 
 Shape = tuple[int, ...]
 
@@ -24,26 +25,33 @@ class InputOptions(StrictOptions):
         size: Of images: height and width to which all are resized, without regard to their
             proportions; null if all have one size.
         channels: Of images: 1 for grey, 3 for colours; null for what the first one has.
-        max_words: Of text: words that are kept, the first ones.
+        max_words: Of text: words that are kept, the first ones; with a tokenizer, tokens.
         buckets: Of text: numbers that words are hashed to. Nothing of the data decides them.
+        tokenizer: Of text: tokenizer of ``transformers`` in place of hashed words, by its folder
+            or by a name of the Hub that is in the Hub's cache.
     """
 
     size: int | None = Field(default=None, ge=1, le=4096)
     channels: Literal[1, 3] | None = None
     max_words: int = Field(default=64, ge=1, le=10_000)
     buckets: int = Field(default=10_000, ge=1, le=2**31)
+    tokenizer: str | None = None
 
 
-def read_inputs(rows: Rows, options: InputOptions, shape: Shape | None) -> NDArray[np.generic]:
+def read_inputs(
+    rows: Rows, options: InputOptions, tokens: Tokens | None, shape: Shape | None
+) -> NDArray[np.generic]:
     """Inputs of n rows, shape (n, ...); ``shape`` is that of the first of all, None if it is here.
 
     Images are uint8, shape (n, channels, side, side); vectors float32, shape (n, length); texts
-    numbered words, uint32, shape (n, max_words).
+    numbered words, or tokens, uint32, shape (n, max_words).
     """
     kind = rows.kinds["input"]
     if kind == "images":
         return _pictures(rows, options, shape)
-    return _texts(rows, options) if kind == "text" else _vectors(rows, shape)
+    if kind == "vectors":
+        return _vectors(rows, shape)
+    return tokens(rows.columns["input"].to_pylist()) if tokens else _texts(rows, options)
 
 
 def _pictures(rows: Rows, options: InputOptions, shape: Shape | None) -> NDArray[np.uint8]:

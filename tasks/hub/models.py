@@ -5,19 +5,21 @@ from __future__ import annotations
 from typing import Literal, Self
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field, JsonValue, model_validator
 from torch import nn
 
 from pfl_bench.types import ConfigError, DataFacts
 from tasks.common import dense
 from tasks.common.images import models as images
 from tasks.common.text import models as text
+from tasks.common.text.words import PAD_ID
+from tasks.hub.classifiers import build_classifier
 
 _OF_IMAGES = ("lenet", "mcmahan_cnn", "opacus_cnn", "small_cnn", "softmax", "tfp_cnn", "timm")
 _OF_KIND = {
     "images": (*_OF_IMAGES, "tramer_cnn"),
     "vectors": ("mlp", "softmax"),
-    "text": (text.BAG, text.LSTM),
+    "text": (text.BAG, text.LSTM, "transformers"),
 }
 
 
@@ -26,9 +28,15 @@ class Options(images.Options):
 
     Attributes:
         name: Of images those of the tasks on images, but for the two on features; of vectors
-            "softmax" or "mlp"; of text "bag_log_reg" or "stacked_lstm".
+            "softmax" or "mlp"; of text "bag_log_reg", "stacked_lstm" or "transformers".
         hidden: Of "mlp" and "stacked_lstm": units of a hidden layer.
         embedding_size: Of "stacked_lstm": width of the words' vectors, which are learned.
+        architecture: Of "transformers" its name of a network, such as "distilbert", that begins
+            from scratch; of "timm" as there.
+        settings: Of that network, those of its configuration in ``transformers``, such as
+            {dim: 64, n_layers: 2}.
+        weights: Of "transformers": folder with config.json and model.safetensors to begin from,
+            but for the head, which is new.
     """
 
     name: Literal[  # type: ignore[assignment]  # some more than those of images
@@ -43,9 +51,25 @@ class Options(images.Options):
         "mlp",
         "bag_log_reg",
         "stacked_lstm",
+        "transformers",
     ]
     hidden: int = Field(default=64, ge=1, le=4096)
     embedding_size: int = Field(default=100, ge=1, le=4096)
+    settings: dict[str, JsonValue] = Field(default={})
+    weights: str | None = None
+
+    @model_validator(mode="after")
+    def _timm_has_an_architecture(self) -> Self:
+        given = self.changed("architecture", "weights")
+        takes = {"timm": [["architecture"]], "transformers": [["architecture"], ["weights"]]}
+        if given not in takes.get(self.name, [[]]):
+            raise ValueError(
+                "architecture: name: timm needs one, such as resnet18, and name: transformers one, "
+                "such as distilbert, or else weights, a folder; no other has any"
+            )
+        if self.settings and (self.name, given) != ("transformers", ["architecture"]):
+            raise ValueError("settings: of name: transformers with an architecture alone")
+        return self
 
     @model_validator(mode="after")
     def _of_this_model(self) -> Self:
@@ -59,13 +83,18 @@ class Options(images.Options):
 def build(options: Options, facts: DataFacts) -> nn.Module:
     """Build a model that gives logits of shape (n, num_classes)."""
     kind, name = facts.extra["kind"], options.name
-    if name not in _OF_KIND[kind]:
+    taken: tuple[str, ...] = _OF_KIND[kind]
+    if facts.extra.get("vocabulary", {}).get("pad_id", PAD_ID) != PAD_ID:
+        taken = ("transformers",)  # the others pad by this number
+    if name not in taken:
         raise ConfigError(
             f"model.name: '{name}' does not take the {kind} of this store; for them there are: "
-            f"{', '.join(_OF_KIND[kind])}"
+            f"{', '.join(taken)}"
         )
     if name in ("softmax", "mlp"):
         return dense.build(dense.Options(name=name, hidden=options.hidden), facts)
+    if name == "transformers":
+        return build_classifier(options.weights, options.architecture, options.settings, facts)
     if name == "bag_log_reg":
         return text.build_model(text.Options(name=name), facts, "hub")
     if name == "stacked_lstm":

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pydantic import model_validator
 
 from pfl_bench.data import FieldSpec
-from pfl_bench.types import DataError, SplitBy
+from pfl_bench.types import ConfigError, DataError, SplitBy
 from tasks.common.description import StoreDescription
 from tasks.common.fedscale.layout import published_as
 from tasks.common.leaf.partition import Gathering, PartitionOptions, write_partition
@@ -20,6 +20,7 @@ from tasks.common.progress import Progress
 from tasks.common.text.words import SPECIAL
 from tasks.hub.inputs import InputOptions, read_inputs
 from tasks.hub.reading import Rows, find_files, read_rows
+from tasks.hub.tokens import Tokens
 
 MOST_CLASSES = 65_536
 _OF_USERS = ("min_examples", "user_fraction", "num_users", "data_fraction", "partition", "split_by")
@@ -109,12 +110,18 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
     first = next(rows, None)
     if first is None:
         raise DataError(f"{source}: its {len(files)} files hold no row; get them anew")
-    kind, start = first.kinds["input"], read_inputs(first, options, None)
+    kind, tokens = first.kinds["input"], None
+    if options.tokenizer is not None:
+        if kind != "text" or options.changed("buckets"):
+            raise ConfigError(f"tokenizer: of text, not of {kind}, and in place of buckets")
+        tokens = Tokens(options.tokenizer, options.max_words)
+    start = read_inputs(first, options, tokens, None)
     shape = start.shape[1:]
     fields = {"inputs": FieldSpec(start.dtype.name, shape), "targets": FieldSpec("int32")}
     with Gathering(Path(out), fields) as gathering:
         for part in chain([first], rows):
-            arrays = {"inputs": read_inputs(part, options, shape), "targets": labels.read(part)}
+            arrays = {"inputs": read_inputs(part, options, tokens, shape)}
+            arrays["targets"] = labels.read(part)
             owners = part.columns["user"].to_pylist() if options.user else [part.split]
             if "" in owners:
                 raise part.refused(owners.index(""), "user", "is empty; each row needs its user")
@@ -131,7 +138,8 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
         classes, class_of = labels.classes()
         extra: dict[str, Any] = {"kind": kind, "columns": columns, "files": len(files)}
         if kind == "text":
-            extra["vocabulary"] = {"from": "hashes", "size": options.buckets + len(SPECIAL)}
+            hashed = {"from": "hashes", "size": options.buckets + len(SPECIAL)}
+            extra["vocabulary"] = tokens.facts if tokens else hashed
         if not options.user:
             extra["artificial_users"] = True
         description = StoreDescription(
