@@ -1,9 +1,10 @@
 """Noise that is correlated over rounds: which draws make a round's noise, with what weights.
 
 The noise X of T rounds is C^-1 Z for a lower triangular C. Row t of Z are the first P draws of the
-stream of round t. Rounds are solved one after another, for row t of X from row t of C X = Z. A user in one round moves C X by a column of C, so that z is the multiplier of
-one round if no column has a norm above 1; numbers that are found by a search are taken as they
-are recorded, and checked for that.
+stream of round t. Rounds are solved one after another: row t of X from row t of C X = Z. A user in
+one round moves C X by a column of C, so that z is the multiplier of one round if no column has a
+norm above 1; numbers that are found by a search are taken as they are recorded, and checked for
+that.
 
 | mechanism | C |
 |---|---|
