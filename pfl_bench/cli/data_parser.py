@@ -21,8 +21,11 @@ def add_data(commands: Commands) -> None:
     add_out(prepare, None, "FILE.h5", required=True)
     prepare.add_argument("--force", action="store_true", help="replace FILE.h5 if it exists")
     download = actions.add_parser("download", help="fetch the published files", add_help=False)
-    _add_task_help(download, "PREPARE")
+    _add_task_help(download, "PREPARE", "Download")
     download.add_argument("task", metavar="TASK")
+    download.add_argument(
+        "overrides", nargs="*", metavar="key=value", help="of the task hub: dataset=OWNER/NAME"
+    )
     add_out(download, "target folder (default: data/TASK)")
     download.add_argument(
         "--from",
@@ -56,19 +59,20 @@ def add_data(commands: Commands) -> None:
     data.set_defaults(module="data")
 
 
-def _add_task_help(command: argparse.ArgumentParser, kind: str) -> None:
+def _add_task_help(command: argparse.ArgumentParser, kind: str, options: str = "Options") -> None:
     """Give a command a help that names the tasks, and after TASK that task's options."""
-    command.add_argument(
-        "-h", "--help", action=_TaskHelp, kind=kind, help="show this; after TASK, its options too"
-    )
+    shown = "show this; after TASK, its options too"
+    command.add_argument("-h", "--help", action=_TaskHelp, of=(kind, options), help=shown)
 
 
 class _TaskHelp(argparse.Action):
     """Prints the help of a command of tasks, and ends."""
 
-    def __init__(self, option_strings: Sequence[str], dest: str, kind: str, help: str) -> None:
+    def __init__(
+        self, option_strings: Sequence[str], dest: str, of: tuple[str, str], help: str
+    ) -> None:
         super().__init__(option_strings, argparse.SUPPRESS, nargs=0, help=help)
-        self._kind = kind
+        self._kind, self._options = of
 
     def __call__(
         self,
@@ -88,10 +92,11 @@ class _TaskHelp(argparse.Action):
         task = getattr(namespace, "task", None)
         if task is not None:
             try:
-                options = plugins.options_type(kind, task)
+                options = getattr(plugins.load(kind, task), self._options, None)
             except PluginError as error:
                 parser.error(str(error))
-            lines += ["", f"options of {task}:", *option_lines(options)]
+            listed = ["none"] if options is None else option_lines(options)
+            lines += ["", f"options of {task}:", *listed]
         parser.epilog = "\n".join([*lines, "", examples or ""])
         parser.print_help()
         parser.exit()

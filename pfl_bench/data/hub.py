@@ -22,12 +22,14 @@ def download_from_hub(
 ) -> list[Path]:
     """Fetch the files that are not there yet; those that are there are verified.
 
-    All files are of one commit, the newest. Their folders in the repository are left out. The
-    variable HF_ENDPOINT names another Hub than https://huggingface.co.
+    All files are of one commit, the newest. Their folders in the repository are left out, or stand
+    before their names with a dash. The variable HF_ENDPOINT names another Hub than
+    https://huggingface.co.
     """
     files = _list_files(dataset, advice)
     paths = download(files, target, progress, advice)
-    _check_rows(dataset, paths)
+    if dataset.num_rows is not None:
+        _check_rows(dataset, paths, dataset.num_rows)
     return paths
 
 
@@ -63,12 +65,13 @@ def _list_files(dataset: HubDataset, advice: str) -> list[RemoteFile]:
         )
     found = [file for file in info.siblings or () if fnmatch(file.rfilename, dataset.pattern)]
     if not found:
+        held = ", ".join(file.rfilename for file in (info.siblings or ())[:8]) or "nothing"
         raise DataError(
-            f"{name}: has no file {dataset.pattern} at {endpoint}; was the repository rearranged? "
-            f"{advice}"
+            f"{name}: has no file {dataset.pattern} at {endpoint}, but {held}; was the repository "
+            f"rearranged? {advice}"
         )
     without = [file.rfilename for file in found if file.lfs is None]
-    if without:
+    if without and dataset.num_rows is not None:
         raise DataError(
             f"{name}: {endpoint} lists no SHA-256 of {without[0]}, which it could be held against. "
             f"{advice}"
@@ -76,16 +79,20 @@ def _list_files(dataset: HubDataset, advice: str) -> list[RemoteFile]:
     place = {"repo_type": "dataset", "revision": info.sha, "endpoint": endpoint}
     return [
         RemoteFile(
-            PurePosixPath(file.rfilename).name,
+            _name(dataset, PurePosixPath(file.rfilename)),
             (hf_hub_url(name, file.rfilename, **place),),
             file.size,
-            f"sha256:{file.lfs.sha256}",
+            None if file.lfs is None else f"sha256:{file.lfs.sha256}",
         )
         for file in found
     ]
 
 
-def _check_rows(dataset: HubDataset, paths: list[Path]) -> None:
+def _name(dataset: HubDataset, path: PurePosixPath) -> str:
+    return path.name if dataset.num_rows is not None else "-".join(path.parts)
+
+
+def _check_rows(dataset: HubDataset, paths: list[Path], published: int) -> None:
     import pyarrow
     from pyarrow.parquet import read_metadata
 
@@ -98,9 +105,9 @@ def _check_rows(dataset: HubDataset, paths: list[Path]) -> None:
                 f"{path}: is what the Hub has, but no parquet file: {error}; look at the "
                 f"repository {dataset.repository}"
             ) from None
-    if rows != dataset.num_rows:
+    if rows != published:
         raise DataError(
             f"{dataset.repository}: its {len(paths)} files hold {rows:,} rows, but "
-            f"{dataset.num_rows:,} were published; the files stay where they are, but are not that "
+            f"{published:,} were published; the files stay where they are, but are not that "
             "data set: look at the repository's history"
         )

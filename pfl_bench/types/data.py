@@ -38,13 +38,14 @@ class HubDataset:
     Attributes:
         repository: "owner/name".
         pattern: The files that are fetched, such as "data/*.parquet"; parquet files all.
-        num_rows: Rows of all files together, as published.
+        num_rows: Rows of all files together, as published; None of a repository that the user
+            names, whose files are of any kind and keep their folders in their names.
         note: Printed after the download: what these files are.
     """
 
     repository: str
     pattern: str
-    num_rows: int
+    num_rows: int | None
     note: str
 
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from itertools import chain
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from pfl_bench.data import FieldSpec
-from pfl_bench.types import ConfigError, DataError, SplitBy
+from pfl_bench.types import ConfigError, DataError, HubDataset, SplitBy
 from tasks.common.description import StoreDescription
 from tasks.common.fedscale.layout import published_as
 from tasks.common.leaf.partition import Gathering, PartitionOptions, write_partition
 from tasks.common.leaf.plan import UNSPLIT
+from tasks.common.options import StrictOptions
 from tasks.common.progress import Progress
 from tasks.common.text.words import SPECIAL
 from tasks.hub.inputs import InputOptions, read_inputs
@@ -24,6 +25,23 @@ from tasks.hub.tokens import Tokens
 
 MOST_CLASSES = 65_536
 _OF_USERS = ("min_examples", "user_fraction", "num_users", "data_fraction", "partition", "split_by")
+
+
+class Download(StrictOptions):
+    """Options of downloading a data set.
+
+    Attributes:
+        dataset: Its name on the Hub, OWNER/NAME.
+        kind: Ending of the files that are fetched.
+    """
+
+    dataset: Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+$")]
+    kind: Literal["parquet", "csv", "jsonl"] = "parquet"
+
+    def dataset_on_hub(self) -> HubDataset:
+        """The repository."""
+        note = f"These are files of {self.dataset} on the Hugging Face Hub, whose page has terms."
+        return HubDataset(self.dataset, f"*.{self.kind}", None, note)
 
 
 class Options(InputOptions, PartitionOptions):

@@ -66,7 +66,7 @@ def find_files(source: Path, patterns: Mapping[str, str | None]) -> list[tuple[s
         names = ", ".join(path.name for path in every[:5]) or "nothing"
         raise DataError(
             f"{source}: has no file {', '.join('*' + ending for ending in ENDINGS)}; it has {names}"
-            ". Download the data set by `hf download NAME --repo-type dataset --local-dir DIR`"
+            ". Download the data set by `pfl-bench data download hub dataset=OWNER/NAME`"
         )
     places = {path.relative_to(source).as_posix(): path for path in paths}
     if not any(patterns.values()):

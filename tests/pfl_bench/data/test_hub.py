@@ -162,6 +162,33 @@ def test_the_files_come_with_progress_and_are_not_fetched_again(hub: Hub, tmp_pa
     assert len(hub.fetched()) == 2
 
 
+def test_a_repository_that_the_user_names_is_fetched_and_prepared(
+    hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    hub.files = {}
+    for split in ("train", "test"):
+        lines = [f"{split} {n % 7},{n % 3},user {n % 9}" for n in range(90)]
+        hub.files[f"a/{split}/0.csv"] = "\n".join(["text,y,user", *lines]).encode()
+    assert main(["data", "download", "hub", "dataset=owner/name"]) == 2
+    assert "has no file *.parquet at http" in capsys.readouterr().err
+    assert main(["data", "download", "hub", "dataset=owner/name", "kind=csv"]) == 0
+    said = capsys.readouterr().out
+    assert "next: pfl-bench data prepare hub --source data/owner-name --out hub.h5" in said
+    assert {path.name for path in (tmp_path / "data" / "owner-name").glob("*.csv")} == {
+        "a-train-0.csv", "a-test-0.csv",
+    }  # fmt: skip
+    columns = ["input=text", "label=y", "user=user"]
+    prepare = ["data", "prepare", "hub", "--source", "data/owner-name", "--out", "hub.h5"]
+    assert main([*prepare, *columns]) == 0
+    assert '"test"' in capsys.readouterr().out
+    hub.sent["a/train/0.csv"] = b"text,y,user\n"
+    (tmp_path / "data" / "owner-name" / "a-train-0.csv").unlink()
+    assert main(["data", "download", "hub", "dataset=owner/name", "kind=csv"]) == 2
+    assert main(["data", "download", "mnist", "a=b"]) == 2
+    assert "a=b: this task's files need no options" in capsys.readouterr().err
+
+
 def test_what_broke_off_is_taken_up_by_the_next_call(hub: Hub, tmp_path: Path) -> None:
     size = len(hub.files[NAMES[0]])
 
