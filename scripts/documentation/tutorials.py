@@ -79,7 +79,10 @@ def as_notebook(page: str) -> str:
         "display_name": "Python 3",
         "language": "python",
     }
-    notebook.cells.insert(0, new_code_cell(INSTALL))
+    first = [INSTALL]
+    if folders := {str(Path(block.path).parent): None for block in blocks(page) if block.path}:
+        first += ["import os", *(f'os.makedirs("{name}", exist_ok=True)' for name in folders)]
+    notebook.cells.insert(0, new_code_cell("\n".join(first)))
     for index, cell in enumerate(notebook.cells):
         # Random otherwise: two builds would differ.
         cell["id"] = f"cell-{index}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
+import os
 import re
 import shlex
 import sys
@@ -59,7 +60,10 @@ def run_command(line: str) -> None:
     """Run one line of a bash block in this process: pfl-bench, or mkdir -p."""
     program, *arguments = shlex.split(line, comments=True)
     if program == "pfl-bench":
+        # What a command adds is gone with its process.
+        folders, named = list(plugins.__path__), os.environ.get(plugins.FOLDERS, "")
         assert main(arguments) == 0, line
+        plugins.__path__[:], os.environ[plugins.FOLDERS] = folders, named
     elif program == "mkdir":
         assert arguments[0] == "-p", line
         for folder in arguments[1:]:

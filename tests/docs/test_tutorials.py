@@ -51,7 +51,11 @@ def test_a_tutorial_is_a_notebook_too(page: Path) -> None:
     cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
     written = [block for block in TUTORIALS.blocks(read(page)) if block.path is not None]
     ran = [block for block in TUTORIALS.blocks(read(page)) if block.language in ("python", "bash")]
-    assert cells[0] == TUTORIALS.INSTALL
+    assert cells[0].splitlines()[0] == TUTORIALS.INSTALL
+    folders = {str(Path(block.path).parent) for block in written}
+    assert {f'os.makedirs("{name}", exist_ok=True)' for name in folders} <= set(
+        cells[0].splitlines()
+    )
     assert len(cells) == len({*written, *ran}) + 1
     saved = [cell for cell in cells if cell.startswith("%%writefile ")]
     assert saved == [f"%%writefile {one.path}\n{one.text.rstrip()}" for one in written]
