@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -452,7 +453,8 @@ def test_a_file_is_not_replaced_unasked(
     assert "precious" not in thesis.read_text()
     # A run's own page is made of the run alone.
     assert main(["report", str(run), "--out", str(run / "report.html")]) == 0
-    assert main(["report", str(run), str(run), "--out", str(run / "report.html")]) == 2
+    shutil.copytree(run, tmp_path / "other")
+    assert main(["report", str(run), "other", "--out", str(run / "report.html")]) == 2
 
 
 @pytest.mark.parametrize(
