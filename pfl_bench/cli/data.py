@@ -57,13 +57,13 @@ def _download(arguments: argparse.Namespace) -> int:
     task = arguments.task
     module = plugins.load(plugins.PREPARE, task)
     where = f"pfl-bench data download {task}"
-    named: HubDataset | None = None
     if hasattr(module, "Download"):
         named = validate_options(module.Download, arguments.overrides, where).dataset_on_hub()
-    elif arguments.overrides:
+        return _download_from_hub(arguments, named, named.repository.replace("/", "-"))
+    if arguments.overrides:
         raise ConfigError(f"{where}: {arguments.overrides[0]}: this task's files need no options")
-    if named is not None or arguments.origin == "hub":
-        return _download_from_hub(arguments, named)
+    if arguments.origin == "hub":
+        return _download_from_hub(arguments, getattr(module, "HUB", None), f"{task}-hub")
     files: tuple[RemoteFile, ...] = getattr(module, "FILES", ())
     prepare = f"pfl-bench data prepare {task} --source DIR --out FILE.h5"
     if not files:
@@ -81,17 +81,17 @@ def _download(arguments: argparse.Namespace) -> int:
     return _fetch(task, target, note, partial(download, files), advice)
 
 
-def _download_from_hub(arguments: argparse.Namespace, named: HubDataset | None) -> int:
+def _download_from_hub(
+    arguments: argparse.Namespace, dataset: HubDataset | None, folder: str
+) -> int:
     from pfl_bench.data.hub import download_from_hub
 
     task = arguments.task
-    dataset = named or getattr(plugins.load(plugins.PREPARE, task), "HUB", None)
     if dataset is None:
         raise DataError(
             f"pfl-bench data download {task} --from hub: this task names no copy on the Hugging "
             "Face Hub; leave --from out, or see its README"
         )
-    folder = f"{task}-hub" if named is None else named.repository.replace("/", "-")
     target = Path(arguments.out or Path("data") / folder)
     advice = (
         f"Without network: put {dataset.pattern} of https://huggingface.co/datasets/"

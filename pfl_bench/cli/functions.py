@@ -116,7 +116,7 @@ def leaderboard(
         UserInputError: No run lies there, a file of one is damaged, or ``out`` exists.
     """
     from pfl_bench.report.leaderboard import standings, write_leaderboard
-    from pfl_bench.report.run_folder import read_run, runs_below
+    from pfl_bench.report.run_folder import each_once, read_run, runs_below
 
     page = None if out is None else given_path(out, "out")
     if page is not None:
@@ -124,8 +124,8 @@ def leaderboard(
             raise UserInputError(f"out: {page}: give the name of a page, such as leaderboard.html")
         for path in (page, page.with_suffix(".json")):
             _check_new(path, force)
-    found = {path.resolve(): path for name in _folders(folders) for path in runs_below(name)}
-    runs = [read_run(path) for path in found.values()]
+    found = each_once(path for name in _folders(folders) for path in runs_below(name))
+    runs = [read_run(path) for path in found]
     if page is not None:
         write_leaderboard(runs, page, page.with_suffix(".json"))
     return standings(runs)

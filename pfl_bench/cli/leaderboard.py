@@ -13,7 +13,7 @@ from pfl_bench.cli.targets import check_new
 from pfl_bench.files import read_json
 from pfl_bench.report.audit import audit_status
 from pfl_bench.report.leaderboard import write_leaderboard
-from pfl_bench.report.run_folder import RunRecord, read_runs, runs_below
+from pfl_bench.report.run_folder import RunRecord, each_once, read_runs, runs_below
 from pfl_bench.types import UserInputError
 
 
@@ -25,8 +25,8 @@ def main(arguments: argparse.Namespace) -> int:
     data_out = out.with_suffix(".json")
     for path in (out, data_out):
         check_new(path, arguments.force)
-    found = {path.resolve(): path for name in arguments.folders for path in runs_below(Path(name))}
-    runs = read_runs(list(found.values()), say)
+    found = each_once(path for name in arguments.folders for path in runs_below(Path(name)))
+    runs = read_runs(found, say)
     if arguments.audit:
         for run in runs:
             _audit(run)

@@ -141,12 +141,16 @@ def runs_below(folder: Path) -> list[Path]:
 
 def named_runs(folders: Iterable[Path]) -> list[Path]:
     """Run folders that are named, and those below other folders that are; each once, in order."""
-    found: dict[Path, Path] = {}
+    named: list[Path] = []
     for folder in folders:
         holds_runs = folder.is_dir() and not (folder / "config.yaml").exists()
-        for path in runs_below(folder) if holds_runs else [folder]:
-            found.setdefault(path.resolve(), path)
-    return list(found.values())
+        named += runs_below(folder) if holds_runs else [folder]
+    return each_once(named)
+
+
+def each_once(paths: Iterable[Path]) -> list[Path]:
+    """The paths in order, but one for each place that they lead to."""
+    return list({path.resolve(): path for path in paths}.values())
 
 
 def read_run(path: Path) -> RunRecord:
