@@ -84,6 +84,7 @@ ENGINE = PluginKind("engine", "pfl_bench.client.engines")
 AGGREGATION = PluginKind("aggregation", "pfl_bench.federated.aggregation", "aggregations")
 COMPRESSION = PluginKind("compression", "pfl_bench.federated.compression", "compressions")
 SELECTION = PluginKind("selection", "pfl_bench.simulation.selection", "selectors")
+DEVICES = PluginKind("device source", "pfl_bench.simulation.device_sources", "devices")
 ATTACK = PluginKind("attack", "pfl_bench.simulation.attacks", "attacks")
 TRACKER = PluginKind("tracker", "pfl_bench.runs.trackers", "trackers")
 
@@ -101,6 +102,7 @@ KINDS = (
     AGGREGATION,
     COMPRESSION,
     SELECTION,
+    DEVICES,
     ATTACK,
     TRACKER,
 )

@@ -47,6 +47,7 @@ _SECTIONS = {
     plugins.AGGREGATION: ("federated", "aggregation"),
     plugins.COMPRESSION: ("federated", "compression"),
     plugins.SELECTION: ("federated", "selection"),
+    plugins.DEVICES: ("systems", "source"),
     plugins.MECHANISM: ("privacy", "mechanism"),
 }
 _IN_ROWS = (*_SECTIONS, plugins.ATTACK, plugins.TASK, plugins.METRIC, plugins.TRACKER)

@@ -220,14 +220,13 @@ def _plot(statistics: dict[str, Any], module: ModuleType | None, folder: Path) -
 
 
 def _traces(arguments: argparse.Namespace) -> int:
-    from pfl_bench.config.devices import SOURCES
-    from pfl_bench.simulation.devices.fedscale import LeftOut
-    from pfl_bench.simulation.devices.sources import open_devices
+    from pfl_bench import plugins
+    from pfl_bench.simulation.device_sources.fedscale import LeftOut
     from pfl_bench.simulation.devices.trace_file import check_target, write_trace_file
 
     where = f"pfl-bench data traces {arguments.source}"
-    given = [f"name={arguments.source}", *arguments.overrides]
-    source = validate_options(SOURCES[arguments.source], given, where)
+    module = plugins.load(plugins.DEVICES, arguments.source)
+    source = validate_options(module.Options, arguments.overrides, where)
     if getattr(source, "num_devices", 1) is None:
         raise ConfigError(f"{where}: give num_devices=N, how many to make up")
     if arguments.leave_out_bad and arguments.source != "fedscale":
@@ -239,7 +238,7 @@ def _traces(arguments: argparse.Namespace) -> int:
     if out is not None:
         check_target(out)
     left_out = LeftOut() if arguments.leave_out_bad else None
-    devices = open_devices(source, 1, left_out)
+    devices = module.build(source, 1, *([] if left_out is None else [left_out]))
     if out is not None:
         write_trace_file(out, devices)
     facts = devices.facts()

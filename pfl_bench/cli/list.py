@@ -29,6 +29,7 @@ LISTED = {
     "mechanisms": plugins.MECHANISM,
     "metrics": plugins.METRIC,
     "selectors": plugins.SELECTION,
+    "devices": plugins.DEVICES,
     "aggregations": plugins.AGGREGATION,
     "compressions": plugins.COMPRESSION,
     "attacks": plugins.ATTACK,

@@ -132,7 +132,7 @@ def _add_list(commands: Commands) -> None:
         nargs="?",
         choices=(
             *("tasks", "rows", "tables", "algorithms", "mechanisms", "metrics", "selectors"),
-            *("aggregations", "compressions", "attacks", "engines", "trackers"),
+            *("devices", "aggregations", "compressions", "attacks", "engines", "trackers"),
         ),
     )
     listing.add_argument("below", nargs="?", metavar="FOLDER", help="rows: of this folder alone")

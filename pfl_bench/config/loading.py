@@ -43,6 +43,7 @@ _PLUGINS = {
     "federated.aggregation": plugins.AGGREGATION,
     "federated.compression": plugins.COMPRESSION,
     "federated.selection": plugins.SELECTION,
+    "systems.source": plugins.DEVICES,
     "federated.algorithm": plugins.ALGORITHM,
     "privacy.mechanism": plugins.MECHANISM,
 }
@@ -58,8 +59,8 @@ class ResolvedConfig:
         model_options: Options of the model, its name among them.
         algorithm_options: Options of the algorithm; None for central training.
         mechanism_options: Options of the mechanism; None without ``privacy``.
-        federated_options: Options of the other plug-ins of ``federated``, by their key, such as
-            "aggregation"; without those that are null.
+        federated_options: Options of the other plug-ins of ``federated`` and ``systems``, by their
+            key, such as "aggregation"; without those that are null.
         tree: The whole as plain data, every default filled in.
         overrides: The ``key=value`` texts that were given.
         source: The file that it was read from.

@@ -73,10 +73,9 @@ class FederatedTrainer(Trainer):
         self.engine, shards = _shards_of(engine, group, options.cohort_size)
         devices, traces = None, ""
         if resolved.config.systems is not None:
-            from pfl_bench.simulation.devices.cohorts import digest_of
-            from pfl_bench.simulation.devices.sources import open_devices
+            from pfl_bench.simulation.devices.cohorts import digest_of, open_devices
 
-            devices = open_devices(resolved.config.systems.source, parts.split.num_users)
+            devices = open_devices(resolved, parts.split.num_users)
             traces = digest_of(devices)
             notice(f"systems: devices are {devices.source}")
         self._cohort_seed = resolved.config.seed

@@ -18,9 +18,8 @@ from pfl_bench.federated.parts import FederatedParts, RunParts, build_model, bui
 from pfl_bench.federated.privacy_session import make_federated_plan
 from pfl_bench.federated.sampling import build_participants
 from pfl_bench.runs.audit_inputs import read_environment
-from pfl_bench.simulation.devices.cohorts import digest_of
+from pfl_bench.simulation.devices.cohorts import digest_of, open_devices
 from pfl_bench.simulation.devices.devices import Devices
-from pfl_bench.simulation.devices.sources import open_devices
 from pfl_bench.trainers.central import make_central_plan
 from pfl_bench.types import Task, UserInputError
 from privacy.audit.inputs import DataAtHand, Rebuilt, SeedRecord
@@ -130,10 +129,9 @@ def _parts_today(run: OpenedRun, task: Task, model: FlatModel) -> Mapping[str, A
 
 def devices_of(resolved: ResolvedConfig, task: Task) -> Devices | None:
     """Open the devices that a run simulates, if it does; UserInputError if they are not sound."""
-    systems = resolved.config.systems
-    if systems is None:
+    if resolved.config.systems is None:
         return None
-    return open_devices(systems.source, task.split("train").num_users)
+    return open_devices(resolved, task.split("train").num_users)
 
 
 def rebuild(run: OpenedRun, status: Status) -> Rebuilt | str:

@@ -78,8 +78,7 @@ def _select(selection: str, options: argparse.Namespace) -> list[float]:
     """Processor seconds that each round takes but for its training; losses are drawn."""
     from pfl_bench.config.loading import resolve
     from pfl_bench.rng import Purpose, stream
-    from pfl_bench.simulation.devices.cohorts import SimulatedParticipants
-    from pfl_bench.simulation.devices.sources import open_devices
+    from pfl_bench.simulation.devices.cohorts import SimulatedParticipants, open_devices
     from pfl_bench.types import LocalTraining, RoundStatistics
 
     tree = {
@@ -97,8 +96,7 @@ def _select(selection: str, options: argparse.Namespace) -> list[float]:
         },
     }
     resolved = resolve(tree, Path("bench"), ())
-    assert resolved.config.systems is not None
-    devices = open_devices(resolved.config.systems.source, options.users)
+    devices = open_devices(resolved, options.users)
     split: Any = _Split(options.users)
     size = 4.0 * 48_670
     times = []

@@ -23,6 +23,7 @@ PLACES = {
     plugins.AGGREGATION: "federated.aggregation",
     plugins.COMPRESSION: "federated.compression",
     plugins.SELECTION: "federated.selection",
+    plugins.DEVICES: "systems.source",
     plugins.MECHANISM: "privacy.mechanism",
     plugins.PREPARE: "pfl-bench data prepare",
     plugins.GENERATE: "pfl-bench data generate",

@@ -40,6 +40,26 @@ class Availability:
         """Number of traces, T."""
         return len(self.offsets) - 1
 
+    def check(self) -> None:
+        """Hold the slots against what is said of them; raises ValueError."""
+        offsets, start, end = self.offsets, self.start, self.end
+        if len(offsets) < 2 or offsets[0] != 0 or (offsets[1:] < offsets[:-1]).any():
+            raise ValueError("the offsets of the slots do not ascend from 0")
+        if offsets[-1] != len(start) or len(start) != len(end):
+            raise ValueError(f"{len(start)} starts and {len(end)} ends of {offsets[-1]} slots")
+        if self.period_s < 1:
+            raise ValueError(f"the period is {self.period_s} seconds")
+        if not len(start):
+            return
+        # A slot begins behind the one before it, or is the first of its trace.
+        behind = start[1:] > end[:-1]
+        inner = offsets[(offsets > 0) & (offsets < len(start))]
+        behind[inner - 1] = True
+        if not (behind.all() and (start < end).all()):
+            raise ValueError("slots overlap or run backwards")
+        if start.min() < 0 or end.max() > self.period_s:
+            raise ValueError(f"slots do not fit the period of {self.period_s} seconds")
+
     def available(self, traces: Ids, time: float) -> NDArray[np.bool_]:
         """Whether n traces are in a slot at a time, in seconds from 0 on: shape (n,)."""
         return self._find(traces, time)[2]

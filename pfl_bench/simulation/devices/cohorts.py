@@ -41,6 +41,23 @@ from pfl_bench.types import (
 _KEPT_ROUNDS, _KEPT_PARTICIPANTS, _KEPT_DEVICES = 20, 40, 1000
 
 
+def open_devices(resolved: ResolvedConfig, num_users: int) -> Devices:
+    """Read the devices of the section ``systems``, or make up ``num_users`` of them.
+
+    Raises:
+        DataError: Their files are not sound.
+        PluginError: A user's source gives what no devices are.
+    """
+    name = resolved.tree["systems"]["source"]["name"]
+    built = plugins.build(plugins.DEVICES, name, resolved.federated_options["source"], num_users)
+    devices = plugins.checked(built, Devices, plugins.DEVICES, name)
+    try:
+        devices.check()
+    except ValueError as error:
+        raise PluginError(f"the {plugins.DEVICES.word} '{name}': {error}") from None
+    return devices
+
+
 class SimulatedParticipants(Participants):
     """Participants that are selected among devices, and finish in time.
 

@@ -37,6 +37,32 @@ class Devices:
     source: str
     is_generated: bool
 
+    def check(self) -> None:
+        """Hold the columns against what is said of them; raises ValueError.
+
+        A slot out of place would make rounds that hang.
+        """
+        slots = self.availability
+        columns: dict[str, tuple[NDArray[Any], type]] = {
+            "latency_ms": (self.latency_ms, np.float32),
+            "bandwidth_kbps": (self.bandwidth_kbps, np.float32),
+            "slot_offsets": (slots.offsets, np.int64),
+            "slot_start": (slots.start, np.int32),
+            "slot_end": (slots.end, np.int32),
+        }
+        for name, (column, kind) in columns.items():
+            if column.dtype != kind or column.ndim != 1:
+                wanted = np.dtype(kind)
+                raise ValueError(f"column {name!r} is {column.dtype}, not a column of {wanted}")
+        if not len(self.latency_ms) or len(self.latency_ms) != len(self.bandwidth_kbps):
+            raise ValueError(
+                f"{len(self.latency_ms)} latencies and {len(self.bandwidth_kbps)} bandwidths"
+            )
+        for capacity in (self.latency_ms, self.bandwidth_kbps):
+            if not (np.isfinite(capacity) & (capacity > 0)).all():
+                raise ValueError("a capacity is not a finite number above 0")
+        slots.check()
+
     def assign(self, num_users: int, rng: np.random.Generator) -> Fleet:
         """Give each user a device.
 

@@ -24,13 +24,7 @@ from pfl_bench.types import DataError
 FORMAT = "pfl-bench devices 1"
 # Where a run keeps some of its devices.
 DEVICES = "devices.npz"
-_COLUMNS = {
-    "latency_ms": np.dtype(np.float32),
-    "bandwidth_kbps": np.dtype(np.float32),
-    "slot_offsets": np.dtype(np.int64),
-    "slot_start": np.dtype(np.int32),
-    "slot_end": np.dtype(np.int32),
-}
+_COLUMNS = ("latency_ms", "bandwidth_kbps", "slot_offsets", "slot_start", "slot_end")
 
 # What numpy, zipfile, zlib and json raise at files that are cut, foreign or made to harm.
 _DAMAGED = (
@@ -104,7 +98,7 @@ def read_trace_file(path: Path) -> Devices:
             str(about["source"]),
             bool(about["is_generated"]),
         )
-        _check(columns, availability)
+        devices.check()
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error})") from None
     except _DAMAGED as error:
@@ -113,33 +107,3 @@ def read_trace_file(path: Path) -> Devices:
             "`pfl-bench data traces`"
         ) from None
     return devices
-
-
-def _check(columns: dict[str, NDArray[Any]], slots: Availability) -> None:
-    """Hold the columns against what ``Devices`` and ``Availability`` say of them."""
-    for name, kind in _COLUMNS.items():
-        if columns[name].dtype != kind or columns[name].ndim != 1:
-            raise ValueError(f"column {name!r} is {columns[name].dtype}, not a column of {kind}")
-    latency, bandwidth = columns["latency_ms"], columns["bandwidth_kbps"]
-    if not len(latency) or len(latency) != len(bandwidth):
-        raise ValueError(f"{len(latency)} latencies and {len(bandwidth)} bandwidths")
-    for column in (latency, bandwidth):
-        if not (np.isfinite(column) & (column > 0)).all():
-            raise ValueError("a capacity is not a finite number above 0")
-    offsets, start, end = slots.offsets, slots.start, slots.end
-    if len(offsets) < 2 or offsets[0] != 0 or (offsets[1:] < offsets[:-1]).any():
-        raise ValueError("the offsets of the slots do not ascend from 0")
-    if offsets[-1] != len(start) or len(start) != len(end):
-        raise ValueError(f"{len(start)} starts and {len(end)} ends of {offsets[-1]} slots")
-    if slots.period_s < 1:
-        raise ValueError(f"the period is {slots.period_s} seconds")
-    if not len(start):
-        return
-    # A slot begins behind the one before it, or is the first of its trace.
-    behind = start[1:] > end[:-1]
-    inner = offsets[(offsets > 0) & (offsets < len(start))]
-    behind[inner - 1] = True
-    if not (behind.all() and (start < end).all()):
-        raise ValueError("slots overlap or run backwards")
-    if start.min() < 0 or end.max() > slots.period_s:
-        raise ValueError(f"slots do not fit the period of {slots.period_s} seconds")

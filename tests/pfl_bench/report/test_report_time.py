@@ -15,7 +15,7 @@ from pfl_bench.config.schema import RunConfig
 from pfl_bench.config.views import check_measured
 from pfl_bench.report.figures import draw_figures
 from pfl_bench.report.run_folder import RunRecord, read_run
-from pfl_bench.simulation.devices.generator import generate_devices
+from pfl_bench.simulation.device_sources.generated import generate_devices
 from pfl_bench.simulation.devices.trace_file import DEVICES, write_trace_file
 from pfl_bench.types import ConfigError
 from tests.helpers import make_tree

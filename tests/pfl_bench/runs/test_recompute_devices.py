@@ -12,7 +12,7 @@ import pytest
 
 from pfl_bench.rng import Purpose, stream
 from pfl_bench.runs.audit import audit_run
-from pfl_bench.simulation.devices.generator import generate_devices
+from pfl_bench.simulation.device_sources.generated import generate_devices
 from pfl_bench.simulation.devices.limits import Limits
 from pfl_bench.simulation.devices.work import examples_processed
 from pfl_bench.types import LocalTraining

@@ -13,15 +13,14 @@ import pytest
 import torch
 import yaml
 
-from pfl_bench.config.devices import FileSource, GeneratedSource
 from pfl_bench.federated.parts import build_engine
 from pfl_bench.report.run_folder import read_run
 from pfl_bench.report.systems import clock_panel, device_panels, timeline_panel
+from pfl_bench.simulation.device_sources import generated
 from pfl_bench.simulation.devices.clock import VirtualClock
 from pfl_bench.simulation.devices.devices import Devices, Fleet
-from pfl_bench.simulation.devices.sources import open_devices
 from pfl_bench.simulation.devices.timeline import Outcome
-from pfl_bench.simulation.devices.trace_file import write_trace_file
+from pfl_bench.simulation.devices.trace_file import read_trace_file, write_trace_file
 from pfl_bench.simulation.devices.work import examples_processed
 from tests.helpers import make_config, parts_of
 
@@ -41,7 +40,7 @@ def play(
 
 @pytest.fixture(scope="module")
 def devices() -> Devices:
-    return open_devices(GeneratedSource(name="generated"), 3000)
+    return generated.build(generated.Options(), 3000)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +85,7 @@ def test_a_large_round_is_played_in_a_moment(devices: Devices) -> None:
 def test_rounds_do_not_depend_on_the_process(devices: Devices, tmp_path: Path) -> None:
     path = tmp_path / "devices.npz"
     write_trace_file(path, devices)
-    again = open_devices(FileSource(name="file", path=str(path)), 1)
+    again = read_trace_file(path)
 
     def rounds(source: Devices) -> list[dict[str, float]]:
         fleet = source.assign(500, np.random.default_rng(3))

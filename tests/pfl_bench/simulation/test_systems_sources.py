@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,18 +13,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pydantic import TypeAdapter, ValidationError
+import yaml
 
 from pfl_bench.cli.main import main
-from pfl_bench.config.devices import PERIOD_S, FileSource, GeneratedSource, SystemsOptions
-from pfl_bench.simulation.devices.csv_traces import read_csv
+from pfl_bench.config.devices import PERIOD_S, SystemsOptions
+from pfl_bench.config.loading import resolve
+from pfl_bench.simulation.device_sources import generated as generated_source
+from pfl_bench.simulation.device_sources.csv import read_csv
+from pfl_bench.simulation.device_sources.fedscale import LeftOut, read_fedscale
+from pfl_bench.simulation.device_sources.generated import generate_devices
 from pfl_bench.simulation.devices.devices import Devices
-from pfl_bench.simulation.devices.fedscale import LeftOut, read_fedscale
-from pfl_bench.simulation.devices.generator import generate_devices
-from pfl_bench.simulation.devices.sources import open_devices
 from pfl_bench.simulation.devices.trace_file import read_trace_file, write_trace_file
-from pfl_bench.types import DataError
-from tests.helpers import REPOSITORY
+from pfl_bench.types import ConfigError, DataError
+from tests.helpers import REPOSITORY, make_tree
 
 STATUS = Path("/proc/self/status")
 
@@ -95,11 +97,11 @@ def test_the_seed_decides_all() -> None:
     first, again = generate_devices(300, philox(1), "a"), generate_devices(300, philox(1), "a")
     assert same(first, again)
     assert not same(first, generate_devices(300, philox(2), "a"))
-    opened = open_devices(GeneratedSource(name="generated", seed=1), 300)
+    opened = generated_source.build(generated_source.Options(seed=1), 300)
     assert same(first, opened)
     assert (opened.source, opened.is_generated) == ("generated, seed 1", True)
-    chosen = GeneratedSource(name="generated", num_devices=7)
-    assert len(open_devices(chosen, 300).latency_ms) == 7
+    chosen = generated_source.Options(num_devices=7)
+    assert len(generated_source.build(chosen, 300).latency_ms) == 7
 
 
 def test_a_written_file_is_read_back(generated: Devices, tmp_path: Path) -> None:
@@ -223,7 +225,7 @@ def test_reading_needs_little_more_memory_than_the_pickle_s_own_values(tmp_path:
     code = (
         "import re, sys\n"
         "from pathlib import Path\n"
-        "import pfl_bench.simulation.devices.fedscale as reader\n"
+        "import pfl_bench.simulation.device_sources.fedscale as reader\n"
         "def most(): return int(re.search('VmHWM:\\s*(\\d+)', STATUS.read_text())[1])\n"
         f"STATUS = Path({str(STATUS)!r})\n"
         "before, path = most(), Path(sys.argv[1])\n"
@@ -328,7 +330,7 @@ def test_bad_clients_can_be_left_out(tmp_path: Path, capsys: pytest.CaptureFixtu
         f"{behaviour}: client 'b0': 'finish_time' is 604800, but 518400 of most; all clients of a "
         "file share one period",
     ]
-    devices = open_devices(FileSource(name="file", path=str(out)), 1)
+    devices = read_trace_file(out)
     assert devices.source == (
         "capacity (without 2 bad clients) and behaviour (without 5 bad clients) "
         "(without 1 slots of no length)"
@@ -453,20 +455,61 @@ def test_csv_that_is_none_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_section_is_strict() -> None:
-    adapter = TypeAdapter(SystemsOptions)
-    options = adapter.validate_python({"source": {"name": "generated"}})
+    def systems(tree: dict[str, Any]) -> SystemsOptions | None:
+        row = make_tree("federated", federated__sampling="selected", systems=tree)
+        return resolve(row, Path("row.yaml"), ()).config.systems
+
+    options = systems({"source": {"name": "generated"}})
+    assert options is not None
     assert (options.overcommitment, options.deadline_s) == (1.3, None)
-    for tree in (
-        {},
-        {"source": {"name": "other"}},
-        {"source": {"name": "generated", "path": "x"}},
-        {"source": {"name": "generated"}, "overcommitment": 0.9},
-        {"source": {"name": "generated"}, "deadline_s": 0.0},
-        {"source": {"name": "generated"}, "sped": 1},
-        {"source": {"name": "csv", "capacity": "c.csv", "period_s": 2**31}},
+    assert options.source == {"name": "generated", "seed": 0, "num_devices": None}
+    for tree, message in (
+        ({}, "which needs source"),
+        ({"source": {}}, "give the name of a device source: csv, fedscale, file, generated"),
+        ({"source": {"name": "genrated"}}, "no device source named 'genrated'; did you mean 'gen"),
+        ({"source": {"name": "generated", "path": "x"}}, "systems.source.path"),
+        ({"source": {"name": "generated"}, "overcommitment": 0.9}, "systems.overcommitment"),
+        ({"source": {"name": "generated"}, "deadline_s": 0.0}, "systems.deadline_s"),
+        ({"source": {"name": "generated"}, "sped": 1}, "systems.sped"),
+        ({"source": {"name": "csv", "capacity": "c", "period_s": 2**31}}, "source.period_s"),
     ):
-        with pytest.raises(ValidationError):
-            adapter.validate_python(tree)
+        with pytest.raises(ConfigError, match=re.escape(message)):
+            systems(tree)
+
+
+OWN_SOURCE = """
+import numpy as np
+from pfl_bench.config.training import Strict
+from pfl_bench.simulation.devices.availability import always_available
+from pfl_bench.simulation.devices.devices import Devices
+
+
+class Options(Strict):
+    latency_ms: float = 50.0
+
+
+def build(options, num_users):
+    latency = np.full(num_users, options.latency_ms, np.float32)
+    slots = always_available(60, num_users)
+    return Devices(latency, np.full(num_users, 9e3, np.float32), slots, "mine", is_generated=True)
+"""
+
+
+def test_devices_may_be_of_a_plugin_of_the_user(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "own" / "devices").mkdir(parents=True)
+    (tmp_path / "own" / "devices" / "bench_lab.py").write_text(OWN_SOURCE)
+    row = make_tree("federated", systems__source={"name": "bench_lab", "latency_ms": 7.0})
+    row["federated"] |= {"num_rounds": 2, "sampling": "selected"}
+    (tmp_path / "row.yaml").write_text(yaml.safe_dump({**row, "plugins": ["own"]}))
+    given = ["run", str(tmp_path / "row.yaml"), "--out"]
+    assert main([*given, str(tmp_path / "run")]) == 0
+    assert read_trace_file(tmp_path / "run" / "devices.npz").latency_ms[0] == 7.0
+    capsys.readouterr()
+    assert main([*given, str(tmp_path / "bad"), "systems.source.latency_ms=-1"]) == 2
+    told = "the device source 'bench_lab': a capacity is not a finite number above 0"
+    assert told in capsys.readouterr().err
 
 
 def test_reading_a_configuration_needs_no_numpy() -> None:

@@ -6,9 +6,13 @@ import csv
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+from pydantic import Field
 
+from pfl_bench.config.devices import PERIOD_S
+from pfl_bench.config.training import Strict
 from pfl_bench.files import regular
 from pfl_bench.simulation.devices.availability import (
     Availability,
@@ -20,6 +24,27 @@ from pfl_bench.types import DataError
 
 CAPACITY_HEADER = ("client_id", "latency_ms", "bandwidth_kbps")
 SLOTS_HEADER = ("client_id", "start_s", "end_s")
+
+
+class Options(Strict):
+    """Options of own traces.
+
+    Attributes:
+        capacity: A file with the columns client_id, latency_ms, bandwidth_kbps.
+        availability: A file with the columns client_id, start_s, end_s, a line a slot, in whole
+            seconds; null for devices that are always available.
+        period_s: Seconds after which the slots come again, below 2^31.
+    """
+
+    capacity: str
+    availability: str | None = None
+    period_s: Annotated[int, Field(ge=1, lt=2**31)] = PERIOD_S
+
+
+def build(options: Options, num_users: int) -> Devices:
+    """Read the traces; the devices are as many as they have."""
+    availability = None if options.availability is None else Path(options.availability)
+    return read_csv(Path(options.capacity), availability, options.period_s)
 
 
 def read_csv(capacity: Path, availability: Path | None, period_s: int) -> Devices:

@@ -20,10 +20,14 @@ Source: Lai et al. 2022 (FedScale), section 3.2, figures 4 and 5.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from pfl_bench.config.devices import PERIOD_S
+from pfl_bench.config.training import PositiveInt, Strict
 from pfl_bench.simulation.devices.availability import Availability, merge_slots
 from pfl_bench.simulation.devices.devices import Devices
 
@@ -41,6 +45,24 @@ _NIGHTLY = (1.8, 2.2)
 # Short slots a day, over clients: Gamma, mean 2.8.
 _SHORT_PER_DAY = (2.0, 1.4)
 _SHORTEST_S = 20
+
+
+class Options(Strict):
+    """Options of made-up devices, which are named as generated wherever they are shown.
+
+    Attributes:
+        seed: Decides all of them; the run's own seed does not.
+        num_devices: How many; null for one a user of the data.
+    """
+
+    seed: Annotated[int, Field(ge=0)] = 0
+    num_devices: PositiveInt | None = None
+
+
+def build(options: Options, num_users: int) -> Devices:
+    """Make up devices, ``num_users`` unless the options say how many."""
+    rng = np.random.Generator(np.random.Philox(options.seed))
+    return generate_devices(options.num_devices or num_users, rng, f"seed {options.seed}")
 
 
 def generate_devices(num_devices: int, rng: np.random.Generator, label: str) -> Devices:

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfl_bench.config.devices import PERIOD_S
+from pfl_bench.config.training import Strict
 from pfl_bench.data.safe_pickle import load_builtin_pickle
 from pfl_bench.simulation.devices.availability import (
     Availability,
@@ -40,6 +41,24 @@ _WAY_OUT = (
     "writes the others, for source: {name: file, path: F.npz}"
 )
 _Entries = dict[Any, dict[str, Any]]
+
+
+class Options(Strict):
+    """Options of FedScale's published files, pickles that are read without running what is in them.
+
+    Attributes:
+        capacity: Path of ``client_device_capacity``.
+        availability: Path of ``client_behave_trace``; null for devices that are always available.
+    """
+
+    capacity: str
+    availability: str | None = None
+
+
+def build(options: Options, num_users: int, left_out: LeftOut | None = None) -> Devices:
+    """Read the published files; ``left_out`` is as in ``read_fedscale``."""
+    availability = None if options.availability is None else Path(options.availability)
+    return read_fedscale(Path(options.capacity), availability, left_out)
 
 
 @dataclass(slots=True)

@@ -1,0 +1,1 @@
+"""Sources of simulated devices: plug-ins, one a file."""
