@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +129,7 @@ def leaderboard(
     runs = [read_run(path) for path in found]
     if page is not None:
         write_leaderboard(runs, page, page.with_suffix(".json"))
-    return standings(runs)
+    return [asdict(table) for table in standings(runs)]
 
 
 @in_python()

@@ -9,24 +9,23 @@ has no rank where its number or its guarantee cannot be relied on (``_unranked``
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
-from pfl_bench.files import to_json_value, write_atomically, write_json
+from pfl_bench.files import write_atomically, write_json
 from pfl_bench.report.audit import outcome_cell
 from pfl_bench.report.canvas import Picture
 from pfl_bench.report.costs import bytes_text, flops_text
 from pfl_bench.report.page import fill
 from pfl_bench.report.points import draw_front
-from pfl_bench.report.records import Record, protects, records
+from pfl_bench.report.records import Data, Privacy, Record, records
 from pfl_bench.report.results import SETTINGS, epsilon_cell, format_mean
 from pfl_bench.report.run_facts import count, duration
 from pfl_bench.report.run_folder import RunRecord
 from pfl_bench.report.table import Cell, Table
-from pfl_bench.runs.rows import RowResult, as_float, headline_metrics, rows_from_summaries
+from pfl_bench.runs.rows import headline_metrics, rows_from_summaries
 
 BOARD_VERSION = 1
 _UNITS = ("nobody", "example", "user")
@@ -54,51 +53,86 @@ class Board:
     picture: Picture | None = None
 
 
-def standings(runs: Sequence[RunRecord]) -> list[Record]:
+@dataclass(frozen=True)
+class Utility:
+    """The headline metric over seeds."""
+
+    mean: float | None
+    sd: float | None
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row(Record):
+    """A record in its table: whom it protects, within which bound of epsilon, and what has no rank.
+
+    ``rank`` is None where ``unranked`` says why; ``front`` is that of utility against epsilon.
+    """
+
+    utility: Utility
+    protects: str
+    bound: float | None
+    unranked: list[str]
+    rank: int | None = None
+    front: bool = False
+    note: str
+
+
+@dataclass(frozen=True)
+class Standings:
+    """The rows of the same data, metric and attack, in the order in which they are shown."""
+
+    data: Data
+    metric: str
+    lower_is_better: bool
+    attack: str | None
+    rows: list[Row]
+
+
+def standings(runs: Sequence[RunRecord]) -> list[Standings]:
     """Put the experiments of runs that have a number to rank by into tables, and rank them."""
     return ranked(records(run for run in runs if not _left_out(run)))
 
 
-def ranked(found: Iterable[Record]) -> list[Record]:
-    """Put records into tables, and rank them.
-
-    Returns:
-        A table each: "data", "metric", "lower_is_better", "attack" and "rows". A row is a record
-        with its "utility" over seeds, whom it "protects", the "bound" that its epsilon is within
-        (null without one), its "rank" (null without one), in "unranked" why, and whether it is on
-        the "front" of utility against epsilon.
-    """
-    tables: dict[str, Record] = {}
+def ranked(found: Iterable[Record]) -> list[Standings]:
+    """Put records into tables, and rank them."""
+    groups: dict[str, list[Row]] = {}
     for record in found:
-        key = {"data": record["data"], **record["headline"], "attack": record["attack"]}
-        table = tables.setdefault(repr(key), {**key, "rows": []})
-        utility = _utility(record)
-        row = {
-            **record,
-            "utility": {"mean": utility.mean, "sd": utility.sd, "values": utility.measured},
-            "protects": protects(record),
-            "bound": _bound(record),
-            "unranked": _unranked(record, utility),
-            "rank": None,
-            "front": False,
-            "note": utility.note,
-        }
-        table["rows"].append(row)
-    for table in tables.values():
-        _rank(table["rows"], table["lower_is_better"])
-    return sorted(tables.values(), key=lambda table: (table["data"]["task"], table["metric"]))
+        key = repr((record.data, record.headline, record.attack))
+        groups.setdefault(key, []).append(_row(record))
+    tables = [
+        Standings(one.data, one.headline.metric, one.headline.lower_is_better, one.attack,
+                  _ranked(rows, one.headline.lower_is_better))
+        for rows in groups.values()
+        for one in rows[:1]
+    ]  # fmt: skip
+    return sorted(tables, key=lambda table: (table.data.task, table.metric))
 
 
-def _epsilon(record: Record) -> float | None:
-    """Epsilon of the simulated deployment; None where nobody is protected."""
-    if protects(record) == "nobody":
-        return None
-    return as_float(record["privacy"]["simulated"]["epsilon"])
-
-
-def _bound(record: Record) -> float | None:
-    epsilon = _epsilon(record)
-    return None if epsilon is None else next(b for b in _BOUNDS if epsilon <= b)
+def _row(record: Record) -> Row:
+    metric, epsilon = record.headline.metric, record.epsilon
+    values = record.metrics.get(metric) or [None] * len(record.seeds)
+    (line, *_) = rows_from_summaries(
+        [
+            {
+                "name": record.row,
+                "setting": record.setting,
+                "variant": str(record.data.variant),
+                "seed": seed,
+                "metrics": {} if value is None else {metric: value},
+                "expected": [],
+            }
+            for seed, value in zip(record.seeds, values, strict=True)
+        ]
+    )
+    return Row(
+        **vars(record),
+        utility=Utility(line.mean, line.sd, line.measured),
+        protects="nobody" if record.privacy is None or epsilon is None else record.privacy.unit,
+        bound=None if epsilon is None else next(b for b in _BOUNDS if epsilon <= b),
+        unranked=_unranked(record, line.mean),
+        note=line.note,
+    )
 
 
 def _left_out(run: RunRecord) -> str:
@@ -108,119 +142,96 @@ def _left_out(run: RunRecord) -> str:
     return "" if headline_metrics(run.summary) else "no final metrics, as those of a sweep"
 
 
-def _utility(record: Record) -> RowResult:
-    """The headline metric over seeds."""
-    metric = record["headline"]["metric"]
-    values = record["metrics"].get(metric) or [None] * len(record["seeds"])
-    summaries = [
-        {
-            "name": record["row"],
-            "setting": record["setting"],
-            "variant": str(record["data"]["variant"]),
-            "seed": seed,
-            "metrics": {} if value is None else {metric: value},
-            "expected": [],
-        }
-        for seed, value in zip(record["seeds"], values, strict=True)
-    ]
-    (line, *_) = rows_from_summaries(summaries)
-    return line
-
-
-def _unranked(record: Record, utility: RowResult) -> list[str]:
+def _unranked(record: Record, mean: float | None) -> list[str]:
     """Reason why a row has no rank; empty if it has one."""
-    reasons = []
-    if utility.mean is None or not math.isfinite(utility.mean):
-        reasons.append("no finite utility")
-    reasons += [*record["diverged"], *record.get("edited", ())]
-    if record["has_canaries"]:
+    reasons = [] if mean is not None and math.isfinite(mean) else ["no finite utility"]
+    reasons += [*record.diverged, *record.edited]
+    if record.has_canaries:
         reasons.append("canaries have moved the model")
-    privacy = record["privacy"]
-    if privacy is not None and privacy["unit"] != "nobody":
-        if protects(record) == "nobody":
-            reasons.append("its guarantee is infinite")
-        missing = [status for status in privacy["audits"] if status != "passed"]
-        reasons += [f"audit: {status}" for status in missing]
+    if record.privacy is not None and record.privacy.unit != "nobody":
+        reasons += ["its guarantee is infinite"] if record.epsilon is None else []
+        audits = record.privacy.audits
+        reasons += [f"audit: {status}" for status in audits if status != "passed"]
     return reasons
 
 
-def _rank(rows: list[Record], lower_is_better: bool) -> None:
-    """Rank rows by unit, and put them in the order in which they are shown."""
+def _ranked(rows: list[Row], lower_is_better: bool) -> list[Row]:
+    """Rank rows by unit, in the order in which they are shown."""
     sign = 1 if lower_is_better else -1
 
-    def place(row: Record) -> tuple[int, bool, float, float]:
-        mean = row["utility"]["mean"]
+    def place(row: Row) -> tuple[int, bool, float, float]:
+        mean = row.utility.mean
         worth = math.inf if mean is None or math.isnan(mean) else sign * mean
-        return _UNITS.index(row["protects"]), bool(row["unranked"]), row["bound"] or 0.0, worth
+        return _UNITS.index(row.protects), bool(row.unranked), row.bound or 0.0, worth
 
-    rows.sort(key=place)
-    sound = [row for row in rows if not row["unranked"]]
-    for row in sound:
+    def point(row: Row) -> tuple[float, float]:
+        return row.epsilon or 0.0, place(row)[3]
+
+    def with_rank(row: Row) -> Row:
+        if row.unranked:
+            return row
         peers = [one for one in sound if place(one)[:3] == place(row)[:3]]
-        row["rank"] = 1 + sum(place(one) < place(row) for one in peers)
-        mine = (_epsilon(row) or 0.0, place(row)[3])
-        others = [
-            (_epsilon(one) or 0.0, place(one)[3])
-            for one in sound
-            if one["protects"] == row["protects"]
-        ]
-        row["front"] = row["bound"] is not None and not any(
-            other != mine and other[0] <= mine[0] and other[1] <= mine[1] for other in others
+        others = [point(one) for one in sound if one.protects == row.protects]
+        epsilon, worth = mine = point(row)
+        front = row.bound is not None and not any(
+            other != mine and other[0] <= epsilon and other[1] <= worth for other in others
         )
+        return replace(row, rank=1 + sum(place(one) < place(row) for one in peers), front=front)
+
+    sound = [row for row in rows if not row.unranked]
+    return [with_rank(row) for row in sorted(rows, key=place)]
 
 
-def boards(tables: Sequence[Record]) -> list[Board]:
+def boards(tables: Sequence[Standings]) -> list[Board]:
     """Lay out the tables of ``standings``."""
     return [_board(place, table) for place, table in enumerate(tables)]
 
 
-def _board(place: int, table: Record) -> Board:
-    data = table["data"]
-    better = "lower" if table["lower_is_better"] else "higher"
-    title = f"{data['task']}: {data['variant']}"
-    if table["attack"]:
-        title += f", under the attack {table['attack']}"
-    users = data["num_users"] or {}
+def _board(place: int, table: Standings) -> Board:
+    data = table.data
+    better = "lower" if table.lower_is_better else "higher"
+    title = f"{data.task}: {data.variant}"
+    if table.attack:
+        title += f", under the attack {table.attack}"
+    users = data.num_users or {}
     facts = [
-        f"{table['metric']}, {better} is better",
-        f"split by {data['split_by']}" if data["split_by"] else "",
+        f"{table.metric}, {better} is better",
+        f"split by {data.split_by}" if data.split_by else "",
         ", ".join(f"{number:,} {split} users" for split, number in users.items()),
-        f"content {str(data['checksum'])[:15]}" if data["checksum"] else "",
+        f"content {data.checksum[:15]}" if data.checksum else "",
     ]
     notes: list[str] = []
-    lines = [_line(row, notes) for row in table["rows"]]
+    lines = [_line(row, notes) for row in table.rows]
     shown = Table.of(_HEADINGS, lines, to_left=(0, 2, 4, 7, 10), notes=notes)
     shown = replace(shown, has_numbered_notes=True)
     private = [
-        (row["row"], _epsilon(row) or 0.0, row["utility"]["mean"], row["protects"], row["front"])
-        for row in table["rows"]
-        if row["rank"] and row["bound"]
+        (row.row, row.epsilon or 0.0, row.utility.mean or 0.0, row.protects, row.front)
+        for row in table.rows
+        if row.rank and row.bound
     ]
     about = "; ".join(filter(None, facts))
-    picture = draw_front(f"front{place}", private, table["metric"]) if private[1:] else None
+    picture = draw_front(f"front{place}", private, table.metric) if private[1:] else None
     return Board(title, about, shown, picture)
 
 
-def _line(row: Record, notes: list[str]) -> list[str | Cell]:
-    utility, privacy, cost = row["utility"], row["privacy"], row["cost"]
-    changes = ", ".join(row["changes"])
-    said = [f"no rank: {'; '.join(row['unranked'])}" if row["unranked"] else "", row["note"]]
+def _line(row: Row, notes: list[str]) -> list[str | Cell]:
+    utility, privacy, cost = row.utility, row.privacy, row.cost
+    changes = ", ".join(row.changes)
+    said = [f"no rank: {'; '.join(row.unranked)}" if row.unranked else "", row.note]
     notice = "; ".join(filter(None, [*said, f"not the row: {changes}" if changes else ""]))
     if notice and notice not in notes:
         notes.append(notice)
     mark = notes.index(notice) + 1 if notice else None
-    bound = row["bound"]
+    bound = row.bound
     within = "" if bound is None else f" (to {bound:g})" if bound < math.inf else " (beyond 16)"
-    rank = Cell(f"{row['rank']}{within}" if row["rank"] else "-", row["rank"], note=mark)
-    setting = str(SETTINGS.get(row["setting"], row["setting"]))
-    name = Cell(row["row"], row["row"], detail=row["method"], page_detail=setting)
+    rank = Cell(f"{row.rank}{within}" if row.rank else "-", row.rank, note=mark)
+    setting = SETTINGS.get(row.setting, row.setting)
+    name = Cell(row.row, row.row, detail=row.method, page_detail=setting)
     epsilons = [Cell("-")] * 2
-    if privacy is not None and privacy["unit"] != "nobody":
-        epsilons = [
-            epsilon_cell(as_float(privacy[side]["epsilon"]), as_float(privacy[side]["delta"]))
-            for side in ("simulated", "actual")
-        ]
-    seconds = [one for one in row["seconds"] if one is not None]
+    if privacy is not None and privacy.unit != "nobody":
+        claims = (privacy.simulated, privacy.actual)
+        epsilons = [epsilon_cell(claim.epsilon, claim.delta) for claim in claims]
+    seconds = [one for one in row.seconds if one is not None]
     spent = Cell("-")
     if cost is not None:
         sent = cost["bytes_down"] + cost["bytes_up"]
@@ -230,22 +241,22 @@ def _line(row: Record, notes: list[str]) -> list[str | Cell]:
     return [
         name,
         rank,
-        Cell("yes" if row["front"] else "-"),
-        format_mean(utility["mean"], utility["sd"], len(utility["values"])).text,
-        row["protects"],
+        Cell("yes" if row.front else "-"),
+        format_mean(utility.mean, utility.sd, len(utility.values)).text,
+        row.protects,
         *epsilons,
         _audit(privacy),
-        Cell(str(len(row["seeds"])), len(row["seeds"])),
+        Cell(str(len(row.seeds)), len(row.seeds)),
         spent,
-        ", ".join(_short(commit) for commit in row["commits"])
-        or f"version {row['versions'].get('pfl-bench', 'unknown')}",
+        ", ".join(_short(commit) for commit in row.commits)
+        or f"version {row.versions.get('pfl-bench', 'unknown')}",
     ]
 
 
-def _audit(privacy: Mapping[str, Any] | None) -> Cell:
-    if privacy is None or privacy["unit"] == "nobody":
+def _audit(privacy: Privacy | None) -> Cell:
+    if privacy is None or privacy.unit == "nobody":
         return Cell("-")
-    audits = privacy["audits"]
+    audits = privacy.audits
     others = (status for status in audits if status != "passed")
     worst = "failed" if "failed" in audits else next(others, "passed")
     return outcome_cell(worst, f"{audits[worst]} of {sum(audits.values())}")
@@ -262,7 +273,7 @@ def write_leaderboard(runs: Sequence[RunRecord], out: Path, data_out: Path) -> l
     tables = standings(runs)
     shown = boards(tables)
     left_out = {str(run.path): why for run in runs if (why := _left_out(run))}
-    rows = sum(len(table["rows"]) for table in tables)
+    rows = sum(len(table.rows) for table in tables)
     subtitle = f"{count(len(tables), 'table')}, {count(rows, 'row')}, {count(len(runs), 'run')}"
     page = fill(
         "leaderboard.html",
@@ -274,6 +285,6 @@ def write_leaderboard(runs: Sequence[RunRecord], out: Path, data_out: Path) -> l
     )
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, page)
-    document = {"format_version": BOARD_VERSION, "tables": tables, "left_out": left_out}
-    write_json(data_out, to_json_value(document))
+    found = [asdict(table) for table in tables]
+    write_json(data_out, {"format_version": BOARD_VERSION, "tables": found, "left_out": left_out})
     return shown

@@ -1,11 +1,11 @@
-"""Records of an experiment's runs, as plain data: for leaderboards and for result pages."""
+"""Records of an experiment's runs: for leaderboards and for result pages."""
 
 from __future__ import annotations
 
 import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,98 @@ from pfl_bench.report.costs import total_of
 from pfl_bench.report.run_facts import SPREADS
 from pfl_bench.report.run_folder import RunRecord
 from pfl_bench.runs.divergence import describe_divergence
-from pfl_bench.runs.rows import RowResult, as_float, headline_metrics, rows_from_summaries
+from pfl_bench.runs.rows import (
+    RowResult,
+    as_float,
+    epsilon_of,
+    headline_metrics,
+    rows_from_summaries,
+)
 
-Record = dict[str, Any]
 _UNITS = {"none": "nobody"}
-_NUMBERS = ("published", "published_sd", "margin", "chance")
+
+
+@dataclass(frozen=True)
+class Data:
+    """Identity of the data: equal for two numbers of the same data."""
+
+    task: str
+    variant: str | None
+    checksum: str | None
+    split_by: str | None
+    num_users: dict[str, int] | None
+    extra: Any
+
+
+@dataclass(frozen=True)
+class Headline:
+    """The metric that speaks for a row, and its direction."""
+
+    metric: str
+    lower_is_better: bool
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One side of a privacy statement; None where it says nothing."""
+
+    epsilon: float | None
+    delta: float | None
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """The protected unit, both claims of the weakest run, and the number of audits by status.
+
+    The unit is "user", "example" or "nobody".
+    """
+
+    unit: str
+    simulated: Claim
+    actual: Claim
+    audits: dict[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """The result of an experiment's finished runs; lists over seeds are in their order.
+
+    Attributes:
+        changes: How it differs from the row of its name.
+        metrics: Final metrics, without their spread over clients and strata.
+        lines: Those of the table of results, with the verdicts of when they were written.
+        cost: Mean over runs of FLOPs and bytes; None if no run says it.
+        versions: Those of packages, and Python's; where runs differ, joined by " / ".
+    """
+
+    row: str
+    setting: str
+    changes: list[str]
+    method: str
+    attack: str | None
+    has_canaries: bool
+    data: Data
+    seeds: list[int | None]
+    headline: Headline
+    metrics: dict[str, list[float | None]]
+    lines: list[RowResult]
+    diverged: list[str]
+    edited: list[str] = field(default_factory=list)
+    privacy: Privacy | None
+    cost: dict[str, float] | None
+    seconds: list[float | None]
+    commits: list[str]
+    commands: list[str]
+    versions: dict[str, Any]
+    hardware: dict[str, Any]
+
+    @property
+    def epsilon(self) -> float | None:
+        """Epsilon of the simulated deployment; None where nobody is protected."""
+        if self.privacy is None or self.privacy.unit == "nobody":
+            return None
+        epsilon = self.privacy.simulated.epsilon
+        return None if epsilon == math.inf else epsilon
 
 
 def records(runs: Iterable[RunRecord]) -> list[Record]:
@@ -59,12 +146,12 @@ def told_apart(runs: Sequence[RunRecord]) -> list[RunRecord]:
     return named
 
 
-def data_of(run: RunRecord) -> Record:
-    """Identity of the data: equal for two numbers of the same data."""
+def data_of(run: RunRecord) -> Data:
+    """The data of a run."""
     data = (run.summary or {}).get("data") or run.environment.get("data") or {}
     variant = (run.summary or {}).get("variant") or data.get("variant")
     named = ("checksum", "split_by", "num_users", "extra")
-    return {"task": run.task, "variant": variant, **{key: data.get(key) for key in named}}
+    return Data(run.task, variant, *map(data.get, named))
 
 
 def _record(runs: Sequence[RunRecord]) -> Record:
@@ -73,30 +160,28 @@ def _record(runs: Sequence[RunRecord]) -> Record:
     summaries = [run.summary for run in runs if run.summary is not None]
     headline = (headline_metrics(summaries[0]) or [""])[0]
     lower = MetricDirections.of_summary(summaries[0]).lower_is_better(headline)
-    return {
-        "row": first.name,
-        "setting": first.setting,
-        "changes": list(from_head(first.config_text)),
-        "method": method_of(first.config, first.setting),
-        "attack": (first.config.get("attack") or {}).get("kind"),
-        "has_canaries": bool((first.config.get("privacy") or {}).get("audit")),
-        "data": data_of(first),
-        "seeds": [run.seed for run in runs],
-        "headline": {"metric": headline, "lower_is_better": lower},
-        "metrics": _metrics(summaries),
-        "lines": [asdict(line) for line in rows_from_summaries(summaries)],
-        "diverged": _distinct(describe_divergence(one.get("diverged")) for one in summaries),
-        "edited": _distinct(str(one.get("edited") or "") for one in summaries),
-        "privacy": _privacy(runs),
-        "cost": total_of(runs),
-        "seconds": [as_float(one.get("seconds")) for one in summaries],
-        "commits": _distinct(map(_commit, runs)),
-        "commands": _distinct(map(_command, runs)),
-        "versions": _same(
-            {**_packages(run), "python": run.environment.get("python")} for run in runs
-        ),
-        "hardware": _same(run.environment.get("hardware") or {} for run in runs),
-    }
+    return Record(
+        row=first.name,
+        setting=first.setting,
+        changes=list(from_head(first.config_text)),
+        method=method_of(first.config, first.setting),
+        attack=(first.config.get("attack") or {}).get("kind"),
+        has_canaries=bool((first.config.get("privacy") or {}).get("audit")),
+        data=data_of(first),
+        seeds=[run.seed for run in runs],
+        headline=Headline(headline, lower),
+        metrics=_metrics(summaries),
+        lines=rows_from_summaries(summaries),
+        diverged=_distinct(describe_divergence(one.get("diverged")) for one in summaries),
+        edited=_distinct(str(one.get("edited") or "") for one in summaries),
+        privacy=_privacy(runs),
+        cost=total_of(runs),
+        seconds=[as_float(one.get("seconds")) for one in summaries],
+        commits=_distinct(map(_commit, runs)),
+        commands=_distinct(map(_command, runs)),
+        versions=_same({**_packages(run), "python": run.environment.get("python")} for run in runs),
+        hardware=_same(run.environment.get("hardware") or {} for run in runs),
+    )
 
 
 def _metrics(summaries: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]]:
@@ -109,54 +194,21 @@ def _metrics(summaries: Sequence[Mapping[str, Any]]) -> dict[str, list[float | N
     }
 
 
-def _privacy(runs: Sequence[RunRecord]) -> Record | None:
-    """Unit, both claims as the weakest run has them, and how many audits came to what."""
+def _privacy(runs: Sequence[RunRecord]) -> Privacy | None:
     statements = [run.statement for run in runs if run.statement is not None]
     if not statements:
         return None
     audits = [audit_status(run.path) for run in runs]
-    claims = {
-        side: max(
-            (
-                {key: as_float((one.get(side) or {}).get(key)) for key in ("epsilon", "delta")}
-                for one in statements
-            ),
-            key=lambda claim: -1.0 if claim["epsilon"] is None else claim["epsilon"],
+    simulated, actual = (
+        max(
+            (Claim(*epsilon_of(one, side)) for one in statements),
+            key=lambda claim: -1.0 if claim.epsilon is None else claim.epsilon,
         )
         for side in ("simulated", "actual")
-    }
+    )
     unit = str(statements[0].get("unit"))
-    return {
-        "unit": _UNITS.get(unit, unit),
-        **claims,
-        "audits": {status: audits.count(status) for status in dict.fromkeys(audits)},
-    }
-
-
-def protects(record: Mapping[str, Any]) -> str:
-    """Whom a record's guarantee is for: "user", "example", or "nobody"."""
-    privacy = record["privacy"]
-    epsilon = None if privacy is None else as_float(privacy["simulated"]["epsilon"])
-    return "nobody" if epsilon is None or math.isinf(epsilon) else str(privacy["unit"])
-
-
-def lines_of(record: Mapping[str, Any]) -> list[RowResult]:
-    """The lines of a table of results, from a record that was read from JSON or was not.
-
-    Their verdicts are computed anew from what was measured.
-    """
-    lines = []
-    for line in record["lines"]:
-        numbers = {
-            key: None if line[key] is None else as_float(line[key])
-            for key in line
-            if key.startswith(("epsilon_", "delta_")) or key in _NUMBERS
-        }
-        measured = tuple(
-            math.nan if one is None else one for one in map(as_float, line["measured"])
-        )
-        lines.append(RowResult(**{**line, **numbers, "measured": measured}).judged())
-    return lines
+    counts = {status: audits.count(status) for status in dict.fromkeys(audits)}
+    return Privacy(_UNITS.get(unit, unit), simulated, actual, counts)
 
 
 def method_of(config: Mapping[str, Any], setting: str) -> str:
@@ -184,7 +236,7 @@ def _name(section: Any) -> str:
     return str(section.get("name") or "") if isinstance(section, Mapping) else ""
 
 
-def _packages(run: RunRecord) -> Record:
+def _packages(run: RunRecord) -> dict[str, Any]:
     return dict(run.environment.get("packages") or {})
 
 
@@ -210,7 +262,7 @@ def _distinct(texts: Iterable[str]) -> list[str]:
     return [text for text in dict.fromkeys(texts) if text]
 
 
-def _same(mappings: Iterable[Mapping[str, Any]]) -> Record:
+def _same(mappings: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Values that all mappings have; where they differ, every value, joined by " / "."""
     every = list(mappings)
     found = {}

@@ -329,14 +329,14 @@ def _notes(
     notes += [
         f"the seeds differ in their {side} epsilon, the largest is shown"
         for side in ("simulated", "actual")
-        if len({_epsilon(run, side) for run in runs}) > 1
+        if len({epsilon_of(run.get("privacy") or {}, side) for run in runs}) > 1
     ]
     return notes
 
 
-def _epsilon(run: Mapping[str, Any], side: str) -> tuple[float | None, float | None]:
-    """Epsilon and delta of one side of a run's privacy statement."""
-    claim = (run.get("privacy") or {}).get(side) or {}
+def epsilon_of(statement: Mapping[str, Any], side: str) -> tuple[float | None, float | None]:
+    """Epsilon and delta of one side of a privacy statement."""
+    claim = statement.get(side) or {}
     return as_float(claim.get("epsilon")), as_float(claim.get("delta"))
 
 
@@ -344,6 +344,6 @@ def _largest_epsilon(
     runs: Sequence[Mapping[str, Any]], side: str
 ) -> tuple[float | None, float | None]:
     """The claim that holds for every run: the largest epsilon, with its delta."""
-    claims = [_epsilon(run, side) for run in runs]
+    claims = [epsilon_of(run.get("privacy") or {}, side) for run in runs]
     private = [claim for claim in claims if claim[0] is not None]
     return max(private, key=lambda claim: claim[0] or 0.0, default=(None, None))

@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from pfl_bench.config.loading import validate_tree
 from pfl_bench.config.training import Strict
@@ -21,7 +21,7 @@ from pfl_bench.config.yaml_text import read_yaml
 from pfl_bench.files import read_text, to_json_value, write_atomically
 from pfl_bench.report.canvas import Picture
 from pfl_bench.report.leaderboard import READING, boards, ranked
-from pfl_bench.report.records import Record, lines_of, records
+from pfl_bench.report.records import Record, records
 from pfl_bench.report.results import format_value, results_table
 from pfl_bench.report.run_facts import duration
 from pfl_bench.report.run_folder import read_run, runs_below
@@ -45,6 +45,7 @@ _OUTCOMES = (
     ("Not reproduced", ("differs", "diverged")),
     ("Not comparable", ("not comparable", "not the row")),
 )
+_RECORDS = TypeAdapter(list[Record], config=ConfigDict(extra="forbid"))
 _NEED_REASONS = tuple(status for _, verdicts in _OUTCOMES[2:] for status in verdicts)
 
 
@@ -122,14 +123,15 @@ def collect(folders: Iterable[Path], into: Path, merge: bool = False) -> int:
             )
     found = records(runs)
     if merge and into.exists():
-        there = {record["row"]: record for record, _ in _read(into)}
+        there = {record.row: record for record in _read(into)}
         new = {
-            one["row"]: one
+            one.row: one
             for one in found
-            if one["row"] not in there or len(one["seeds"]) >= len(there[one["row"]]["seeds"])
+            if one.row not in there or len(one.seeds) >= len(there[one.row].seeds)
         }
         found = list({**there, **new}.values())
-    lines = [json.dumps(to_json_value(one), ensure_ascii=False, allow_nan=False) for one in found]
+    values = [to_json_value(asdict(one)) for one in found]
+    lines = [json.dumps(value, ensure_ascii=False, allow_nan=False) for value in values]
     write_atomically(into, "[\n" + ",\n".join(lines) + "\n]\n")
     return len(found)
 
@@ -168,7 +170,7 @@ def leaderboard(checkout: Path) -> tuple[str, dict[str, Picture]]:
         ConfigError: See ``results_page``.
     """
     files = sorted((checkout / FOLDER).glob("*.json"))
-    found = {record["row"]: record for path in files for record, _ in _read(path)}
+    found = {record.row: record for path in files for record in _read(path)}
     parts, pictures = [f"# Leaderboard\n\n{_MARK}\n\n{_wrapped(READING)}"], {}
     for board in boards(ranked(found.values())):
         parts.append(f"## {board.title}\n\n{_wrapped(f'{board.about}.')}")
@@ -216,12 +218,12 @@ def check_page(checkout: Path) -> None:
 def _load(path: Path) -> _Shown:
     section = validate_tree(Section, read_yaml(path), "", path)
     found = [record for name in section.records for record in _read(path.parent / name)]
-    rows = section.rows or list(dict.fromkeys(record["row"] for record, _ in found))
-    missing = sorted(set(rows) - {record["row"] for record, _ in found})
+    rows = section.rows or list(dict.fromkeys(record.row for record in found))
+    missing = sorted(set(rows) - {record.row for record in found})
     if missing:
         raise ConfigError(f"{path}: rows: no record is of {', '.join(missing)}")
-    chosen = [record for row in rows for record, _ in found if record["row"] == row]
-    lines = [line for row in rows for record, own in found if record["row"] == row for line in own]
+    chosen = [record for row in rows for record in found if record.row == row]
+    lines = [line.judged() for record in chosen for line in record.lines]
     explained = {_key(line) for line in lines if _needs_reason(line)}
     for keys, problem in (
         (explained - set(section.why), "has no reason; add it"),
@@ -232,18 +234,16 @@ def _load(path: Path) -> _Shown:
     return _Shown(section, chosen, lines)
 
 
-def _read(path: Path) -> list[tuple[Record, list[RowResult]]]:
-    """The records of a file, each with its lines."""
+def _read(path: Path) -> list[Record]:
     try:
-        found = json.loads(read_text(path))
-        if not isinstance(found, list):
-            raise TypeError(f"{type(found).__name__} in place of a list")
-        return [(record, lines_of(record)) for record in found]
-    except (RunFolderError, json.JSONDecodeError) as error:
+        return _RECORDS.validate_json(read_text(path))
+    except RunFolderError as error:
         raise ConfigError(f"records: {path}: {error}") from None
-    except (KeyError, TypeError) as error:
+    except ValidationError as error:
+        first = error.errors()[0]
         raise ConfigError(
-            f"{path}: is no file of records ({type(error).__name__}: {error}); write it with: "
+            f"{path}: is no file of records ({'.'.join(map(str, first['loc']))}: {first['msg']}); "
+            "write it with: "
             f"python scripts/results.py collect RUNS... --into {FOLDER}/{path.name}"
         ) from None
 
@@ -282,15 +282,13 @@ def _section(shown: _Shown) -> Iterator[str]:
 
 def _origin(found: Sequence[Record]) -> str:
     """Commit, seeds, machine, versions, time, data and audits of a section's runs, in a text."""
-    commits = dict.fromkeys(commit[:9] for one in found for commit in one["commits"])
-    seconds = [value for one in found for value in one["seconds"] if value is not None]
-    machines = dict.fromkeys(_machine(one["hardware"]) for one in found)
+    commits = dict.fromkeys(commit[:9] for one in found for commit in one.commits)
+    seconds = [value for one in found for value in one.seconds if value is not None]
+    machines = dict.fromkeys(_machine(one.hardware) for one in found)
     versions = dict.fromkeys(
-        ", ".join(f"{key} {one['versions'].get(key)}" for key in _VERSIONS) for one in found
+        ", ".join(f"{key} {one.versions.get(key)}" for key in _VERSIONS) for one in found
     )
-    data = dict.fromkeys(
-        f"{one['data']['variant']} ({str(one['data']['checksum'])[:19]})" for one in found
-    )
+    data = dict.fromkeys(f"{one.data.variant} ({str(one.data.checksum)[:19]})" for one in found)
     took = [duration(extreme(seconds)) for extreme in (min, max)] if seconds else []
     parts = [
         f"Commit{'s' * (len(commits) > 1)} {', '.join(commits)}",
@@ -310,11 +308,11 @@ def _machine(hardware: Mapping[str, Any]) -> str:
 
 
 def _audits(found: Sequence[Record]) -> str:
-    private = [one for one in found if one["privacy"] and one["privacy"]["unit"] != "nobody"]
     texts = [
-        f"{one['row']} {status} ({number} of {len(one['seeds'])})"
-        for one in private
-        for status, number in one["privacy"]["audits"].items()
+        f"{one.row} {status} ({number} of {len(one.seeds)})"
+        for one in found
+        if one.privacy is not None and one.privacy.unit != "nobody"
+        for status, number in one.privacy.audits.items()
     ]
     return f"audits: {', '.join(texts)}" if texts else ""
 

@@ -321,7 +321,7 @@ def test_an_edited_configuration_has_no_outcome(row: Path, tmp_path: Path, capsy
     assert "edited" in capsys.readouterr().out
     assert verdicts(out)[0][0] == "edited"
     ((table,), seen) = standings([read_run(out)]), read_run(out)
-    assert [line["rank"] for line in table["rows"]] == [None]
+    assert [line.rank for line in table.rows] == [None]
     assert seen.expected[0]["verdict"] == "edited"
     tree["federated"]["local_learning_rate"] = 0.2
     record.write_text(yaml.safe_dump(tree), encoding="utf-8")

@@ -6,17 +6,19 @@ The command on a real run is in tests/pfl_bench/runs/test_audit.py, beside the a
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from pydantic import TypeAdapter
 
 from pfl_bench.cli.main import main
 from pfl_bench.config.row_differences import settings_digest
 from pfl_bench.files import to_json_value
 from pfl_bench.report.leaderboard import boards, ranked, standings, write_leaderboard
-from pfl_bench.report.records import lines_of, method_of, records
+from pfl_bench.report.records import Record, method_of, records
 from pfl_bench.report.run_folder import read_run, runs_below
 from pfl_bench.report.table import Cell
 from pfl_bench.runs.rows import rows_from_summaries
@@ -38,7 +40,7 @@ def audited(run: Path, verdict: str = "passed", ledger: str = "") -> Path:
 
 
 def tables(root: Path) -> list[dict[str, Any]]:
-    return standings([read_run(path) for path in runs_below(root)])
+    return [asdict(table) for table in standings([read_run(path) for path in runs_below(root)])]
 
 
 def ranks(table: dict[str, Any]) -> dict[str, int | None]:
@@ -189,16 +191,18 @@ def test_a_record_gives_the_lines_of_the_table_again(tmp_path: Path) -> None:
     runs = [read_run(write_run(tmp_path / str(s), "a", "private_federated", s)) for s in (0, 1)]
     (record,) = records(runs)
     wanted = rows_from_summaries([run.summary for run in runs if run.summary is not None])
-    assert lines_of(json.loads(json.dumps(record))) == wanted
+    kept = TypeAdapter(Record).validate_json(json.dumps(asdict(record)))
+    assert [line.judged() for line in kept.lines] == wanted
 
 
 def test_a_record_of_an_infinite_epsilon_is_shown_from_its_file(tmp_path: Path) -> None:
     run = write_run(tmp_path / "a", "a", "private_federated")
     for side in ("simulated", "actual"):
         change(run / "privacy.json", **{side: {"epsilon": "inf", "delta": 1e-5}})
-    kept = json.loads(json.dumps(to_json_value(records([read_run(run)]))))
-    assert kept[0]["privacy"]["simulated"]["epsilon"] == "inf"
-    (board,) = boards(ranked(kept))
+    (record,) = records([read_run(run)])
+    kept = json.dumps(to_json_value(asdict(record)))
+    assert json.loads(kept)["privacy"]["simulated"]["epsilon"] == "inf"
+    (board,) = boards(ranked([TypeAdapter(Record).validate_json(kept)]))
     (row,) = board.table.rows
     assert [cell.text for cell in row if isinstance(cell, Cell)].count("inf") == 2
 
