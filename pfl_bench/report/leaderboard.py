@@ -100,12 +100,11 @@ def ranked(found: Iterable[Record]) -> list[Standings]:
     for record in found:
         key = repr((record.data, record.headline, record.attack))
         groups.setdefault(key, []).append(_row(record))
-    tables = [
-        Standings(one.data, one.headline.metric, one.headline.lower_is_better, one.attack,
-                  _ranked(rows, one.headline.lower_is_better))
-        for rows in groups.values()
-        for one in rows[:1]
-    ]  # fmt: skip
+    tables = []
+    for rows in groups.values():
+        data, best, attack = rows[0].data, rows[0].headline, rows[0].attack
+        table = Standings(data, best.metric, best.lower_is_better, attack, _ranked(rows))
+        tables.append(table)
     return sorted(tables, key=lambda table: (table.data.task, table.metric))
 
 
@@ -155,9 +154,9 @@ def _unranked(record: Record, mean: float | None) -> list[str]:
     return reasons
 
 
-def _ranked(rows: list[Row], lower_is_better: bool) -> list[Row]:
-    """Rank rows by unit, in the order in which they are shown."""
-    sign = 1 if lower_is_better else -1
+def _ranked(rows: list[Row]) -> list[Row]:
+    """Rank the rows of a table by unit, in the order in which they are shown."""
+    sign = 1 if rows[0].headline.lower_is_better else -1
 
     def place(row: Row) -> tuple[int, bool, float, float]:
         mean = row.utility.mean

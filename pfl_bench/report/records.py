@@ -24,8 +24,6 @@ from pfl_bench.runs.rows import (
     rows_from_summaries,
 )
 
-_UNITS = {"none": "nobody"}
-
 
 @dataclass(frozen=True)
 class Data:
@@ -156,7 +154,7 @@ def data_of(run: RunRecord) -> Data:
 
 def _record(runs: Sequence[RunRecord]) -> Record:
     """The record of the runs of one experiment, in the order of their seeds."""
-    first = runs[0]
+    first, environments = runs[0], [run.environment for run in runs]
     summaries = [run.summary for run in runs if run.summary is not None]
     headline = (headline_metrics(summaries[0]) or [""])[0]
     lower = MetricDirections.of_summary(summaries[0]).lower_is_better(headline)
@@ -179,8 +177,10 @@ def _record(runs: Sequence[RunRecord]) -> Record:
         seconds=[as_float(one.get("seconds")) for one in summaries],
         commits=_distinct(map(_commit, runs)),
         commands=_distinct(map(_command, runs)),
-        versions=_same({**_packages(run), "python": run.environment.get("python")} for run in runs),
-        hardware=_same(run.environment.get("hardware") or {} for run in runs),
+        versions=_same(
+            {**(one.get("packages") or {}), "python": one.get("python")} for one in environments
+        ),
+        hardware=_same(one.get("hardware") or {} for one in environments),
     )
 
 
@@ -206,9 +206,9 @@ def _privacy(runs: Sequence[RunRecord]) -> Privacy | None:
         )
         for side in ("simulated", "actual")
     )
-    unit = str(statements[0].get("unit"))
+    unit = str(statements[0].get("unit")).replace("none", "nobody")
     counts = {status: audits.count(status) for status in dict.fromkeys(audits)}
-    return Privacy(_UNITS.get(unit, unit), simulated, actual, counts)
+    return Privacy(unit, simulated, actual, counts)
 
 
 def method_of(config: Mapping[str, Any], setting: str) -> str:
@@ -234,10 +234,6 @@ def method_of(config: Mapping[str, Any], setting: str) -> str:
 
 def _name(section: Any) -> str:
     return str(section.get("name") or "") if isinstance(section, Mapping) else ""
-
-
-def _packages(run: RunRecord) -> dict[str, Any]:
-    return dict(run.environment.get("packages") or {})
 
 
 def _commit(run: RunRecord) -> str:

@@ -241,9 +241,9 @@ def _read(path: Path) -> list[Record]:
         raise ConfigError(f"records: {path}: {error}") from None
     except ValidationError as error:
         first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
         raise ConfigError(
-            f"{path}: is no file of records ({'.'.join(map(str, first['loc']))}: {first['msg']}); "
-            "write it with: "
+            f"{path}: is no file of records ({where}: {first['msg']}); write it with: "
             f"python scripts/results.py collect RUNS... --into {FOLDER}/{path.name}"
         ) from None
 

@@ -127,10 +127,21 @@ def test_a_section_that_does_not_fit_its_records_is_refused(
         RESULTS.results_page(checkout)
 
 
-@pytest.mark.parametrize("text", ["{", "{}", '[{"row": "a"}]', '[{"row": "a", "lines": [{}]}]'])
-def test_a_damaged_file_of_records_is_refused(checkout: Path, text: str) -> None:
-    records(checkout).write_text(text)
-    with pytest.raises(RESULTS.ConfigError, match=r"t\.json"):
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("[", "[{", "the file: Invalid JSON"),
+        ('"row":', '"name":', r"0\.row: Field required"),
+        ('"row":', '"cell": 1, "row":', r"0\.cell: Unexpected"),
+        ('"seeds": [', '"seeds": ["x", ', r"0\.seeds\.0: Input should be a valid integer"),
+        ('"measured": [', '"measured": ["x", ', r"0\.lines\.0\.measured\.0: Input should be"),
+    ],
+)
+def test_a_damaged_file_of_records_is_refused(
+    checkout: Path, old: str, new: str, words: str
+) -> None:
+    records(checkout).write_text(records(checkout).read_text().replace(old, new, 1))
+    with pytest.raises(RESULTS.ConfigError, match=rf"t\.json: is no file of records \({words}"):
         RESULTS.results_page(checkout)
 
 
