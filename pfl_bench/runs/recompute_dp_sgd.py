@@ -8,6 +8,7 @@ model and the streams of random numbers are the run's; the steps are those of
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Iterator, Mapping
@@ -25,7 +26,7 @@ from pfl_bench.profiling import one_thread
 from pfl_bench.rng import Purpose, stream, torch_seed
 from pfl_bench.runs.audit_rebuilt import OpenedRun
 from pfl_bench.runs.checkpoint import load, steps_saved
-from pfl_bench.runs.recompute_start import noise_generator, random_layer
+from pfl_bench.runs.recompute_start import load_optimizer, noise_generator, random_layer
 from pfl_bench.types import FederatedSplit, NormalizesByStatistics
 from privacy.audit.check import Check, Finding, conclude
 from privacy.audit.errors import IncompleteError, SkippedError
@@ -33,6 +34,7 @@ from privacy.audit.evidence import Evidence
 from privacy.audit.recomputed import ROUNDING
 from privacy.audit.step_columns import StepColumns
 from privacy.recording.step_observation import BLOCKS, StepSketcher, batch_digest
+from privacy.reference.central import Optimizer
 from privacy.reference.dp_sgd import DpSgd, Settings, batches_of_epoch, noise_of_step, noised_mean
 
 CHECKS = {
@@ -149,8 +151,6 @@ class _Run:
             sampling=central.sampling,
             clip_norm=resolved.tree["privacy"]["mechanism"]["clip_norm"],
             noise_multiplier=noise_multiplier,
-            momentum=central.optimizer.momentum,
-            weight_decay=central.optimizer.weight_decay,
         )
         self._release_statistics(model.module)
         self._reference = DpSgd(self.settings, model.module, task.loss)
@@ -160,15 +160,11 @@ class _Run:
         self._relative = ROUNDING[resolved.config.precision]
         self._generator, self._no_noise = noise_generator(run)
         self._no_sums = random_layer(model.module)
-        self._no_steps = self._no_noise
-        if central.optimizer.name != "sgd":
-            self._no_steps = f"the reference does not take steps of {central.optimizer.name}"
         # Why no further step could be computed after one.
         self._stopped = ""
         if self._generator is not None:
             self._generator.manual_seed(torch_seed(seed, Purpose.NOISE))
-        # Of momentum and parameters: how far rounding may have moved them, beyond their own.
-        self._turned = self._apart = 0.0
+        self._begin()
         self._found = {name: _Comparison() for name in CHECKS}
         # By their epoch: with the first step, the starts among which the time for sums is shared.
         saved = steps_saved(run.folder / "checkpoints")
@@ -199,10 +195,19 @@ class _Run:
     def _start(self, saved: Mapping[str, Any]) -> None:
         """Begin anew from what a checkpoint has."""
         self._model.vector.copy_(saved["central"])
-        momenta = [state.get("momentum_buffer") for state in saved["optimizer"]["state"].values()]
-        self._reference.start([momentum for momentum in momenta if momentum is not None])
+        self._reference.start()
+        self._begin()
+        load_optimizer(self._optimizer, saved["optimizer"])
+        self._disturbed = copy.deepcopy(self._optimizer)
         self._goes_on, self._spent = not self._found["recompute"].finding.problems, 0.0
-        self._turned = self._apart = 0.0
+
+    def _begin(self) -> None:
+        """Begin with the moments of no step, and parameters that are known bit for bit."""
+        length = len(self._reference.parameters)
+        self._optimizer = Optimizer(self._options.optimizer, length)
+        # Takes the steps from where rounding may have led, which is that far from the parameters.
+        self._disturbed, self._shift = copy.deepcopy(self._optimizer), torch.zeros(length)
+        self._apart = 0.0
 
     def checks(self) -> Iterator[Check]:
         """The checks made, with the differences found."""
@@ -266,21 +271,32 @@ class _Run:
             return False
         found.compare(f"{place}: the clipped sum", recorded, own, allowed + moved)
         found.steps += 1
-        if noise is None or self._no_steps:
-            self._stopped = self._no_steps
+        if noise is None:
+            self._stopped = self._no_noise
             return False
         rate = self._options.learning_rate
         rate *= rate_factor(self._options.schedule, index + 1, self._total)
-        self._reference.step(total, noise, rate)
+        before = self._reference.parameters
+        gradient = self._reference.step(total, noise, self._optimizer, rate)
         # The blocks estimate the distance of the sums.
         apart = 2.0 * float(np.linalg.norm(off[1:])) / self.settings.batch_size
-        self._turned = self.settings.momentum * self._turned + apart
-        self._apart += rate * self._turned
+        self._disturb(before, gradient, rate, apart)
         (own,) = self._sketcher.sketch_flat(self._reference.parameters)
         recorded = self._steps.sketches("parameters")[index]
         allowed = _UNITS * _UNIT * max(1.0, float(own[0])) + self._apart
         found.compare(f"{place}: the model's parameters", recorded, own, allowed)
         return not found.finding.problems
+
+    def _disturb(self, before: Tensor, gradient: Tensor, rate: float, apart: float) -> None:
+        """Take a step along a gradient that is off by a distance, in all elements alike."""
+        is_linear = self._options.optimizer.name == "sgd"
+        # An adaptive optimizer's step of an element near zero may turn round.
+        rounding = 0.0 if is_linear else _ROUNDINGS * _UNIT * float(gradient.norm())
+        signs = torch.randint(0, 2, before.shape, generator=torch.Generator().manual_seed(_TRIALS))
+        off = (2.0 * signs - 1.0) * ((apart + rounding) / math.sqrt(len(before)))
+        after = self._disturbed.step(before + self._shift, gradient + off, rate)
+        self._shift = after - self._reference.parameters
+        self._apart = (1.0 if is_linear else 4.0) * float(self._shift.norm())
 
     def _moved(self, examples: tuple[Tensor, Tensor], total: Tensor, wanted: float) -> float:
         """Four times the most that the sum moves by in trials, which end when this is ``wanted``.

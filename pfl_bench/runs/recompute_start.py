@@ -169,7 +169,7 @@ class Starts:
             state.mechanism.bound = float(
                 saved["mechanism"].get("clip_norm", state.mechanism.bound)
             )
-            _load_optimizer(state.optimizer, saved["optimizer"])
+            load_optimizer(state.optimizer, saved["optimizer"])
             algorithm.load_state_dict(saved["clients"]["algorithm"])
             if state.devices is not None:
                 played = saved["clients"]["participants"]
@@ -230,16 +230,23 @@ def _unknown(resolved: ResolvedConfig, rounds: int) -> str:
     return ""
 
 
-def _load_optimizer(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
-    """Put the moments that torch's optimizer keeps into the reference's."""
-    state = saved["state"].get(0, {})
-    optimizer.steps = int(state.get("step", 0))
-    for key in ("momentum_buffer", "exp_avg", "first"):
-        if state.get(key) is not None:
-            optimizer.first = state[key].double()
-    for key in ("sum", "exp_avg_sq", "second"):
-        if state.get(key) is not None:
-            optimizer.second = state[key].double()
+def load_optimizer(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
+    """Put the moments that torch's optimizer keeps of its tensors into the reference's, flat."""
+    states = list(saved["state"].values())
+    optimizer.steps = int(states[0].get("step", 0)) if states else 0
+
+    def kept(*keys: str) -> Tensor | None:
+        parts = [
+            s[key].double().flatten() for s in states for key in keys if s.get(key) is not None
+        ]
+        return torch.cat(parts) if parts else None
+
+    for name, found in (
+        ("first", kept("momentum_buffer", "exp_avg", "first")),
+        ("second", kept("sum", "exp_avg_sq", "second")),
+    ):
+        if found is not None:
+            setattr(optimizer, name, found)
 
 
 def noise_generator(run: OpenedRun) -> tuple[torch.Generator | None, str]:

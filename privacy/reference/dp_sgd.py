@@ -5,11 +5,12 @@ Definition. Of N examples, a step takes a batch B, and from parameters w makes
     g_i = gradient of the loss of example i alone, at w               for i in B
     s   = sum over i of g_i * min(1, C / |g_i|)                       (all parameters together)
     u   = (s + noise) / b            noise ~ N(0, (z * C)^2) in each element, b the expected batch
-    v   = momentum * v + (u + weight_decay * w),   w = w - rate * v   (v is 0 before the first step)
+    w   = the central optimizer's step along u (``privacy.reference.central``)
 
 An example whose gradient is not finite adds nothing. The denominator is b, whatever the batch.
-s is summed in float64; u, w and v are rounded to float32, as a model holds them: else each step
-would move w by a rounding, and a ReLU or a maximum of pooling would soon turn over.
+s is summed in float64; u, w and the optimizer's moments are rounded to float32, as a run holds
+them: else each step would move w by a rounding, and a ReLU or a maximum of pooling would soon turn
+over.
 
 Batches. "poisson": for each step of an epoch, N uniform numbers of the epoch's stream; an example
 is in the batch if its number is below b / N. "shuffled": the epoch's stream orders the examples
@@ -37,10 +38,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from privacy.reference.central import Optimizer
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The run's claim of its steps: N, b, batches, C, z, and the step of plain SGD."""
+    """The run's claim of its steps: N, b, batches, C and z."""
 
     num_examples: int
     batch_size: int
@@ -48,8 +51,6 @@ class Settings:
     sampling: str  # "poisson" or "shuffled"
     clip_norm: float
     noise_multiplier: float
-    momentum: float
-    weight_decay: float
 
 
 def batches_of_epoch(settings: Settings, rng: np.random.Generator) -> Iterator[NDArray[np.int64]]:
@@ -82,12 +83,11 @@ class DpSgd:
         self._settings, self._module, self._loss = settings, module, loss
         self._weights = [p for p in module.parameters() if p.requires_grad]
         self.shapes = [weight.shape for weight in self._weights]
-        self.start([])
+        self.start()
 
-    def start(self, velocity: list[Tensor]) -> None:
-        """Begin from the module's parameters and v, of the parameters' shapes; empty for zero."""
+    def start(self) -> None:
+        """Begin from the module's parameters."""
         self.parameters = _flat(self._weights)
-        self._velocity = _flat(velocity) if velocity else torch.zeros_like(self.parameters)
 
     def sum(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """The clipped sum of a batch at today's parameters, shape (P,), float64."""
@@ -100,13 +100,14 @@ class DpSgd:
                 total += gradient * min(1.0, self._settings.clip_norm / norm if norm else 1.0)
         return total
 
-    def step(self, total: Tensor, noise: Tensor, rate: float) -> None:
-        """Step along a noised sum, its parts of shape (P,) each."""
-        settings = self._settings
-        gradient = (total.float() + noise.float()) / settings.batch_size
-        gradient += settings.weight_decay * self.parameters.float()
-        self._velocity = (settings.momentum * self._velocity + gradient).float().double()
-        self.place((self.parameters - rate * self._velocity).float().double())
+    def step(self, total: Tensor, noise: Tensor, optimizer: Optimizer, rate: float) -> Tensor:
+        """Step along a noised sum, its parts of shape (P,) each; gives the gradient, shape (P,)."""
+        gradient = (total.float() + noise.float()) / self._settings.batch_size
+        after = optimizer.step(self.parameters, gradient, rate)
+        optimizer.first = optimizer.first.float().double()
+        optimizer.second = optimizer.second.float().double()
+        self.place(after.float().double())
+        return gradient
 
     def place(self, parameters: Tensor) -> None:
         """Go on from parameters of shape (P,), float64."""

@@ -49,9 +49,16 @@ def evidence_of(done: RunAudit) -> dict[str, tuple[str, str]]:
         {"central__optimizer": {"name": "sgd", "momentum": 0.9, "weight_decay": 0.01}},
         {"central__batch_size": 2, "central__num_epochs": 1},
         {"central__schedule": {"decay": "linear"}},
+        {"central__optimizer": {"name": "adam"}, "central__learning_rate": 0.02},
+        {"central__optimizer": {"name": "adamw", "weight_decay": 0.01}},
+        {"central__optimizer": {"name": "adagrad"}, "central__learning_rate": 0.02},
+        {"central__optimizer": {"name": "yogi"}, "central__learning_rate": 0.02},
     ],
-    ids=["poisson", "shuffled", "momentum", "empty batches", "schedule"],
-)
+    ids=[
+        "poisson", "shuffled", "momentum", "empty batches", "schedule",
+        "adam", "adamw", "adagrad", "yogi",
+    ],
+)  # fmt: skip
 def test_a_sound_run_is_computed_again(changes: dict[str, Any], tmp_path: Path) -> None:
     run(small(**changes), tmp_path)
     done = audit_run(tmp_path)
