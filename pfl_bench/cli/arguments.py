@@ -8,6 +8,21 @@ from typing import Any, TypeAlias
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
+def add(
+    command: argparse.ArgumentParser, words: str, help: str | None = None, **given: Any
+) -> None:
+    """Give a command an argument: "NAME METAVAR"; an option without metavar or choices is a flag.
+
+    ``given`` is what else ``add_argument`` takes.
+    """
+    name, _, metavar = words.partition(" ")
+    if metavar:
+        given["metavar"] = metavar
+    elif name.startswith("--") and "choices" not in given:
+        given["action"] = given.get("action", "store_true")
+    command.add_argument(name, help=help, **given)
+
+
 def path_text(text: str) -> str:
     """A path on the command line; an empty one, as of a variable that is not set, is none."""
     if not text.strip():
@@ -19,35 +34,36 @@ def add_out(
     command: argparse.ArgumentParser, help: str | None, metavar: str = "DIR", **given: Any
 ) -> None:
     """Give a command ``--out``, with what else ``add_argument`` takes."""
-    command.add_argument("--out", metavar=metavar, type=path_text, help=help, **given)
+    add(command, f"--out {metavar}", help, type=path_text, **given)
+
+
+def add_overrides(command: argparse.ArgumentParser, help: str = "wins over the file") -> None:
+    """Give a command ``key=value``, any number of times."""
+    add(command, "overrides key=value", help, nargs="*")
 
 
 def add_plugins(command: argparse.ArgumentParser) -> None:
     """Give a command ``--plugins``, which may be given several times."""
-    command.add_argument(
-        "--plugins",
-        action="append",
-        default=[],
-        metavar="DIR",
-        type=path_text,
-        help="folder of your own plug-ins (DIR/algorithms/NAME.py, DIR/tasks/NAME/task.py, ...)",
-    )
+    shown = "folder of your own plug-ins (DIR/algorithms/NAME.py, DIR/tasks/NAME/task.py, ...)"
+    add(command, "--plugins DIR", shown, action="append", default=[], type=path_text)
 
 
 def add_columns(command: argparse.ArgumentParser) -> None:
     """Give a command that prints a table ``--columns``."""
-    command.add_argument(
-        "--columns", metavar="A,B,...", help="these columns alone, in this order, by their headings"
-    )
+    add(command, "--columns A,B,...", "these columns alone, in this order, by their headings")
+
+
+def add_json(command: argparse.ArgumentParser) -> None:
+    """Give a command ``--json``."""
+    add(command, "--json", "one JSON object on stdout")
 
 
 def add_output(command: argparse.ArgumentParser) -> None:
     """Give a command that runs rows ``--quiet``, ``--verbose`` and ``--json``."""
     told = command.add_mutually_exclusive_group()
-    told.add_argument(
-        "--quiet", action="store_true", help="say nothing beside the numbers, unless it fails"
-    )
-    told.add_argument(
-        "--verbose", action="store_true", help="say every round, and each notice of each run"
-    )
-    command.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    for words, help in (
+        ("--quiet", "say nothing beside the numbers, unless it fails"),
+        ("--verbose", "say every round, and each notice of each run"),
+    ):
+        told.add_argument(words, action="store_true", help=help)
+    add_json(command)

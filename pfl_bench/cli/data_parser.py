@@ -6,7 +6,7 @@ import argparse
 import textwrap
 from collections.abc import Sequence
 
-from pfl_bench.cli.arguments import Commands, add_out
+from pfl_bench.cli.arguments import Commands, add, add_json, add_out, add_overrides
 
 
 def add_data(commands: Commands) -> None:
@@ -14,55 +14,44 @@ def add_data(commands: Commands) -> None:
     data = commands.add_parser("data", help="prepare, download, generate and describe data")
     actions = data.add_subparsers(dest="action", metavar="ACTION", required=True)
     prepare = actions.add_parser("prepare", help="raw public files -> store", add_help=False)
-    _add_task_help(prepare, "PREPARE")
-    prepare.add_argument("task", metavar="TASK")
-    prepare.add_argument("overrides", nargs="*", metavar="key=value", help="the task's options")
-    prepare.add_argument("--source", required=True, metavar="DIR")
+    _add_task(prepare, "PREPARE")
+    add_overrides(prepare, "the task's options")
+    add(prepare, "--source DIR", required=True)
     add_out(prepare, None, "FILE.h5", required=True)
-    prepare.add_argument("--force", action="store_true", help="replace FILE.h5 if it exists")
+    add(prepare, "--force", "replace FILE.h5 if it exists")
     download = actions.add_parser("download", help="fetch the published files", add_help=False)
-    _add_task_help(download, "PREPARE", "Download")
-    download.add_argument("task", metavar="TASK")
-    download.add_argument(
-        "overrides", nargs="*", metavar="key=value", help="of the task hub: dataset=OWNER/NAME"
-    )
+    _add_task(download, "PREPARE", "Download")
+    add_overrides(download, "of the task hub: dataset=OWNER/NAME")
     add_out(download, "target folder (default: data/TASK)")
-    download.add_argument(
-        "--from",
-        dest="origin",
-        choices=("publisher", "hub"),
-        default="publisher",
-        help="publisher's files (default), or the copy on the Hugging Face Hub",
-    )
+    shown = "publisher's files (default), or the copy on the Hugging Face Hub"
+    origins = ("publisher", "hub")
+    add(download, "--from", shown, dest="origin", choices=origins, default="publisher")
     generate = actions.add_parser(
         "generate", help="made-up data in a task's published format", add_help=False
     )
-    _add_task_help(generate, "GENERATE")
-    generate.add_argument("task", metavar="TASK")
-    generate.add_argument("overrides", nargs="*", metavar="key=value", help="the task's options")
+    _add_task(generate, "GENERATE")
+    add_overrides(generate, "the task's options")
     add_out(generate, "folder to make", required=True)
     stats = actions.add_parser("stats", help="users, examples, skew of a store")
-    stats.add_argument("file", metavar="FILE.h5")
-    stats.add_argument("overrides", nargs="*", metavar="key=value", help="the task's options")
-    stats.add_argument("--json", action="store_true")
-    stats.add_argument("--plots", metavar="DIR", help="also draw them, as PNG files in DIR")
+    add(stats, "file FILE.h5")
+    add_overrides(stats, "the task's options")
+    add(stats, "--json")
+    add(stats, "--plots DIR", "also draw them, as PNG files in DIR")
     traces = actions.add_parser("traces", help="devices of clients -> one file that opens fast")
-    traces.add_argument("source", choices=("generated", "fedscale", "csv", "file"))
-    traces.add_argument("overrides", nargs="*", metavar="key=value", help="the source's options")
+    add(traces, "source", choices=("generated", "fedscale", "csv", "file"))
+    add_overrides(traces, "the source's options")
     add_out(traces, "file to write (default: only describe)", "FILE.npz")
-    traces.add_argument(
-        "--leave-out-bad", action="store_true", help="leave bad clients of FedScale's files out"
-    )
-    traces.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    add(traces, "--leave-out-bad", "leave bad clients of FedScale's files out")
+    add_json(traces)
     listing = actions.add_parser("list", help="FedScale's 20 data sets: size, source, licence")
-    listing.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    data.set_defaults(module="data")
+    add_json(listing)
 
 
-def _add_task_help(command: argparse.ArgumentParser, kind: str, options: str = "Options") -> None:
-    """Give a command a help that names the tasks, and after TASK that task's options."""
+def _add_task(command: argparse.ArgumentParser, kind: str, options: str = "Options") -> None:
+    """Give a command TASK, and a help that names the tasks, and after TASK that task's options."""
     shown = "show this; after TASK, its options too"
     command.add_argument("-h", "--help", action=_TaskHelp, of=(kind, options), help=shown)
+    add(command, "task TASK")
 
 
 class _TaskHelp(argparse.Action):
