@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from pfl_bench.federated.accounting import DEFAULT_MECHANISM, composition_of, module_description
 from pfl_bench.types import ConfigError
-from privacy.accountant import check_accountant, compose_epsilon
+from privacy.accountant import check_accountant
 from privacy.amplification import MechanismComposition, Participation, sampled_gaussian
 from privacy.calibration import calibrate_noise_multiplier, default_delta
+from privacy.plan.types import Setting
 from privacy.sampling_scheme import SamplingScheme, scheme_named
 from privacy.statement.statement import NOT_COVERED, PATTERN_NOT_COVERED, Accounted, json_epsilon
 
@@ -55,11 +56,6 @@ def scheme_of(arguments: argparse.Namespace) -> SamplingScheme:
     return scheme
 
 
-def participation_of(arguments: argparse.Namespace, population: int, cohort: int) -> Participation:
-    """The participation of users, from a population of this size and in cohorts of this size."""
-    return Participation(scheme_of(arguments), population, cohort)
-
-
 def check_noise_cohort(arguments: argparse.Namespace) -> None:
     """Check that ``--noise-cohort`` and ``--users`` are 1 or more."""
     for flag, value in (("--noise-cohort", arguments.noise_cohort), ("--users", arguments.users)):
@@ -94,13 +90,41 @@ def mechanism_composition(arguments: argparse.Namespace) -> MechanismComposition
     )
 
 
+def settings_of(
+    arguments: argparse.Namespace,
+    composition: MechanismComposition,
+    noise_multiplier: float,
+    accountant: str,
+) -> dict[str, Setting]:
+    """The setting of the deployment, "simulated", and of the run, "actual", if that is another.
+
+    Of the command's arguments, population is of the deployment, and of the run unless ``--users``
+    says otherwise; cohort is of the run, and of the deployment unless ``--noise-cohort`` does. The
+    noise multiplier is the deployment's.
+    """
+    scheme, population, cohort = scheme_of(arguments), arguments.population, arguments.cohort
+    noise_cohort = arguments.noise_cohort or cohort
+
+    def setting(size: int, drawn: int, noise: float) -> Setting:
+        users = Participation(scheme, size, drawn)
+        delta = default_delta(size) if arguments.delta is None else arguments.delta
+        return Setting(users, noise, delta, accountant, composition)
+
+    found = {"simulated": setting(population, noise_cohort, noise_multiplier)}
+    if simulates(arguments):
+        scaled = noise_multiplier * cohort / noise_cohort
+        found["actual"] = setting(arguments.users or population, cohort, scaled)
+    return found
+
+
 def calibrated(arguments: argparse.Namespace, composition: MechanismComposition) -> float:
     """Noise multiplier of the deployment for ``--epsilon``."""
-    size, cohort = arguments.population, arguments.noise_cohort or arguments.cohort
+    setting = settings_of(arguments, composition, 0.0, arguments.accountant)["simulated"]
+    assert setting.delta is not None
     return calibrate_noise_multiplier(
         arguments.epsilon,
-        default_delta(size) if arguments.delta is None else arguments.delta,
-        participation_of(arguments, size, cohort),
+        setting.delta,
+        setting.participation,
         arguments.rounds,
         arguments.accountant,
         composition,
@@ -115,43 +139,20 @@ def make_pair(
     accountant: str,
     coarseness: float = 1.0,
 ) -> Pair:
-    """Account both settings.
+    """Account the settings of ``settings_of``.
 
-    Of the command's arguments, population is of the deployment, and of the run unless ``--users``
-    says otherwise; cohort is of the run, and of the deployment unless ``--noise-cohort`` does. The
-    noise multiplier is the deployment's. A coarseness above 1 is for pictures: of the grid of
-    "pld", and still an upper bound.
+    A coarseness above 1 is for pictures: of the grid of "pld", and still an upper bound.
 
     Raises:
         PrivacyError: A number is out of its range, or the accountant does not know the mechanism.
     """
-    population, cohort = arguments.population, arguments.cohort
-    noise_cohort, users = arguments.noise_cohort or cohort, arguments.users or population
     if composition is sampled_gaussian:
         # It says what to do in the words of the command, before any event is made.
         check_accountant(accountant, scheme_of(arguments))
-
-    def accounted(size: int, drawn: int, noise: float) -> tuple[str, Accounted]:
-        participation = participation_of(arguments, size, drawn)
-        delta = default_delta(size) if arguments.delta is None else arguments.delta
-        composed = composition(participation, noise, rounds)
-        return composed.adjacency, Accounted(
-            population_size=size,
-            cohort_size=drawn,
-            sampling=arguments.sampling,
-            sampling_probability=participation.sampling_probability,
-            noise_multiplier=noise,
-            delta=delta,
-            epsilon=compose_epsilon([composed], delta, accountant, coarseness),
-            separation=arguments.separation,
-            max_participations=arguments.max_participations,
-        )
-
-    adjacency, simulated = accounted(population, noise_cohort, noise_multiplier)
-    if not simulates(arguments):
-        return Pair(adjacency, simulated, simulated)
-    scaled = noise_multiplier * cohort / noise_cohort
-    return Pair(adjacency, simulated, accounted(users, cohort, scaled)[1])
+    settings = settings_of(arguments, composition, noise_multiplier, accountant)
+    adjacency = settings["simulated"].composed(noise_multiplier, rounds).adjacency
+    found = [one.accounted(rounds, coarseness) for one in settings.values()]
+    return Pair(adjacency, found[0], found[-1])
 
 
 def guarantee_of(arguments: argparse.Namespace, pair: Pair, rounds: int) -> Guarantee:
@@ -177,11 +178,6 @@ def guarantee_of(arguments: argparse.Namespace, pair: Pair, rounds: int) -> Guar
 
 def accounted_to_json(accounted: Accounted) -> dict[str, Any]:
     """One of two settings, as JSON takes it."""
-    return {
-        "population_size": accounted.population_size,
-        "cohort_size": accounted.cohort_size,
-        "sampling_probability": accounted.sampling_probability,
-        "noise_multiplier": accounted.noise_multiplier,
-        "delta": accounted.delta,
-        "epsilon": json_epsilon(accounted.epsilon),
-    }
+    keys = ("population_size", "cohort_size", "sampling_probability", "noise_multiplier", "delta")
+    facts = {key: getattr(accounted, key) for key in keys}
+    return {**facts, "epsilon": json_epsilon(accounted.epsilon)}

@@ -8,8 +8,9 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ from pfl_bench.cli import privacy_settings as shared
 from pfl_bench.cli.speech import answer, print_table
 from pfl_bench.types import ConfigError
 from privacy.accountant import compose_epsilon
-from privacy.amplification import MechanismComposition, Participation
-from privacy.calibration import calibrate_noise_multiplier, default_delta
+from privacy.amplification import Composition, Participation
+from privacy.calibration import calibrate_noise_multiplier
+from privacy.plan.types import Setting
 from privacy.statement.statement import json_epsilon, round_up, small
 from privacy.tuning import DISTRIBUTIONS, Trials, calibrate_selection, repeated, selection_epsilon
 
@@ -33,22 +35,13 @@ COVERS = (
 
 
 @dataclass(frozen=True)
-class _Setting:
-    """A setting that is accounted: what follows from noise is left to be asked."""
-
-    participation: Participation
-    delta: float
-    # Of the deployment's multiplier.
-    scale: float
-
-
-@dataclass(frozen=True)
 class _Question:
+    """A question; the noise multipliers of its sides are in multiples of the deployment's."""
+
     unit: str
     rounds: int
-    composition: MechanismComposition
     noise_multiplier: float | None
-    sides: dict[str, _Setting]
+    sides: dict[str, Setting]
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -60,19 +53,12 @@ def main(arguments: argparse.Namespace) -> int:
             "pfl-bench privacy tuning: give one of --epsilon E (of the selection: the noise "
             "multiplier is solved for), --noise-multiplier Z, and --row ROW"
         )
-    answers = [_answer(question, trials, arguments.epsilon) for trials in distributions]
-    answers.append(_together(question, math.ceil(answers[0]["mean"]), arguments.epsilon))
+    answers = list(_answers(question, distributions, arguments.epsilon))
     if arguments.json:
         head = {"unit": question.unit, "rounds": question.rounds, "accountant": "rdp"}
-        sides = {
-            label: {
-                "population_size": side.participation.population_size,
-                "cohort_size": side.participation.cohort_size,
-                "sampling_probability": side.participation.sampling_probability,
-                "delta": side.delta,
-            }
-            for label, side in question.sides.items()
-        }
+        sides = {label: side.to_json_dict() for label, side in question.sides.items()}
+        for side in sides.values():
+            del side["noise_multiplier"]
         answer(json.dumps({**head, **sides, "answers": answers, "covers": COVERS}))
         return 0
     _print(question, answers)
@@ -106,20 +92,9 @@ def _of_arguments(arguments: argparse.Namespace) -> _Question:
             "--row ROW"
         )
     shared.check_noise_cohort(arguments)
-    cohort = arguments.noise_cohort or arguments.cohort
-    ratio = arguments.cohort / cohort
-    users = arguments.users or arguments.population
-
-    def side(size: int, drawn: int, scale: float) -> _Setting:
-        delta = default_delta(size) if arguments.delta is None else arguments.delta
-        return _Setting(shared.participation_of(arguments, size, drawn), delta, scale)
-
-    sides = {"simulated": side(arguments.population, cohort, 1.0)}
-    if shared.simulates(arguments):
-        sides["actual"] = side(users, arguments.cohort, ratio)
     composition = shared.mechanism_composition(arguments)
-    noise = arguments.noise_multiplier
-    return _Question("user", arguments.rounds, composition, noise, sides)
+    sides = shared.settings_of(arguments, composition, 1.0, "rdp")
+    return _Question("user", arguments.rounds, arguments.noise_multiplier, sides)
 
 
 def _of_row(arguments: argparse.Namespace) -> _Question:
@@ -157,49 +132,56 @@ def _of_row(arguments: argparse.Namespace) -> _Question:
             said["separation"],
             said["max_participations"],
         )
-        sides[label] = _Setting(users, said["delta"], said["noise_multiplier"] / noise)
+        scale = said["noise_multiplier"] / noise
+        sides[label] = Setting(users, scale, said["delta"], "rdp", composition)
     fixed = noise if arguments.epsilon is None else None
-    return _Question(plan["unit"], plan["rounds"], composition, fixed, sides)
+    return _Question(plan["unit"], plan["rounds"], fixed, sides)
 
 
-def _answer(question: _Question, trials: Trials, target: float | None) -> dict[str, Any]:
+def _answers(
+    question: _Question, distributions: list[Trials], target: float | None
+) -> Iterator[dict[str, Any]]:
+    """An answer for each distribution, and one for as many runs as the mean, all published."""
     first = question.sides["simulated"]
-    noise = question.noise_multiplier
-    if target is not None:
-        noise = calibrate_selection(
-            target, first.delta, first.participation, question.rounds, question.composition, trials
-        )
-    assert noise is not None
-    answer = {**trials.to_json_dict(), "probability_of_no_trial": trials.probability_of_none}
-    answer |= {"noise_multiplier": noise, "run": {}, "selection": {}}
-    for label, side in question.sides.items():
-        plan = question.composition(side.participation, noise * side.scale, question.rounds)
-        answer["run"][label] = json_epsilon(compose_epsilon([plan], side.delta, "rdp"))
-        price = selection_epsilon([plan], trials, side.delta)
-        answer["selection"][label] = json_epsilon(price)
-    return answer
-
-
-def _together(question: _Question, runs: int, target: float | None) -> dict[str, Any]:
-    """As many runs as the mean, all of whose releases are published."""
-    first = question.sides["simulated"]
+    assert first.composition is not None
+    assert first.delta is not None
+    noise = question.noise_multiplier or 0.0
+    for trials in distributions:
+        if target is not None:
+            noise = calibrate_selection(
+                target, first.delta, first.participation, question.rounds, first.composition, trials
+            )
+        head = {**trials.to_json_dict(), "probability_of_no_trial": trials.probability_of_none}
+        yield _answer(question, head, noise, partial(selection_epsilon, trials=trials))
+    runs = math.ceil(distributions[0].mean)
 
     def together(users: Participation, noise: float, rounds: int) -> Any:
-        return repeated(question.composition(users, noise, rounds), runs)
+        assert first.composition is not None
+        return repeated(first.composition(users, noise, rounds), runs)
 
-    noise = question.noise_multiplier
     if target is not None:
         noise = calibrate_noise_multiplier(
             target, first.delta, first.participation, question.rounds, "rdp", together
         )
-    assert noise is not None
-    answer: dict[str, Any] = {"distribution": "all released", "mean": runs, "eta": None}
-    answer |= {"gamma": None, "probability_of_no_trial": 0.0, "noise_multiplier": noise}
-    answer |= {"run": {}, "selection": {}}
+    head = {"distribution": "all released", "mean": runs, "eta": None, "gamma": None}
+    head["probability_of_no_trial"] = 0.0
+
+    def price(plans: list[Composition], delta: float) -> float:
+        return compose_epsilon([repeated(plan, runs) for plan in plans], delta, "rdp")
+
+    yield _answer(question, head, noise, price)
+
+
+def _answer(
+    question: _Question, head: dict[str, Any], noise: float, price: Callable[..., float]
+) -> dict[str, Any]:
+    """The epsilons of one run and of the selection, of which ``price`` makes the latter."""
+    answer = {**head, "noise_multiplier": noise, "run": {}, "selection": {}}
     for label, side in question.sides.items():
-        for key, compose in (("run", question.composition), ("selection", together)):
-            plan = compose(side.participation, noise * side.scale, question.rounds)
-            answer[key][label] = json_epsilon(compose_epsilon([plan], side.delta, "rdp"))
+        plans = [side.composed(noise * side.noise_multiplier, question.rounds)]
+        assert side.delta is not None
+        answer["run"][label] = json_epsilon(compose_epsilon(plans, side.delta, "rdp"))
+        answer["selection"][label] = json_epsilon(price(plans, delta=side.delta))
     return answer
 
 
@@ -211,7 +193,7 @@ def _print(question: _Question, answers: list[dict[str, Any]]) -> None:
         print(
             f"{label}: {users.cohort_size:g} of {users.population_size} a round "
             f"(q = {users.sampling_probability:.4g}), {question.rounds} rounds, delta "
-            f"{small(side.delta, 4)}, unit {question.unit}, accountant rdp"
+            f"{small(side.delta or 0.0, 4)}, unit {question.unit}, accountant rdp"
         )
     labels = tuple(question.sides)
     headings = ["number of trials", "mean", "eta", "gamma", "noise multiplier"]
