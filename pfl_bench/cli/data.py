@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -44,7 +45,7 @@ def _prepare(arguments: argparse.Namespace) -> int:
     if not source.is_dir():
         raise DataError(f"--source {source}: no such folder; give the folder of the raw files")
     check_new(out, arguments.force)
-    with ProgressPrinter() as progress:
+    with _progress_shown() as progress:
         facts = module.prepare(source, out, options, progress)
     _print_facts(facts)
     print(f"store: {out}", file=sys.stderr)
@@ -106,7 +107,7 @@ def _fetch(
 ) -> int:
     """Download into a folder and say what is next; of an interrupted download, that it is kept."""
     try:
-        with ProgressPrinter() as progress:
+        with _progress_shown() as progress:
             paths = fetch(target, progress, advice)
     except KeyboardInterrupt:
         print(
@@ -126,7 +127,7 @@ def _generate(arguments: argparse.Namespace) -> int:
     where = f"pfl-bench data generate {arguments.task}"
     options = validate_options(module.Options, arguments.overrides, where)
     out = Path(arguments.out)
-    with ProgressPrinter() as progress:
+    with _progress_shown() as progress:
         facts = module.generate(out, options, progress)
     options_given = facts.pop("prepare_options")
     _print_facts(facts)
@@ -156,7 +157,7 @@ def _stats(arguments: argparse.Namespace) -> int:
         statistics = store_statistics(store)
         text = format_statistics(statistics)
         if module is not None:
-            with ProgressPrinter() as progress:
+            with _progress_shown() as progress:
                 own = module.statistics(store, options, progress)
             statistics["task_statistics"] = own
             text = f"{text}\n\n{module.format_statistics(own)}"
@@ -260,32 +261,26 @@ def _print_facts(facts: dict[str, Any]) -> None:
         print(f"{key}: {shown}")
 
 
-class ProgressPrinter:
-    """Shows (what, done, total): a bar on a terminal, else a plain line each ten seconds."""
+@contextlib.contextmanager
+def _progress_shown() -> Iterator[Callable[[str, int, int | None], None]]:
+    """A function of (what, done, total): a bar on a terminal, else a plain line each ten seconds.
 
-    def __init__(self) -> None:
-        self._bars = Progress() if sys.stderr.isatty() else None
-        self._tasks: dict[str, TaskID] = {}
-        self._last = time.monotonic()
+    A total of None is unknown.
+    """
+    bars = Progress() if sys.stderr.isatty() else None
+    tasks: dict[str, TaskID] = {}
+    last = time.monotonic()
 
-    def __call__(self, what: str, done: int, total: int | None) -> None:
-        """Show that ``done`` of ``total`` (None: unknown) are through."""
-        if self._bars is not None:
-            if what not in self._tasks:
-                self._tasks[what] = self._bars.add_task(what, total=total)
-            self._bars.update(self._tasks[what], completed=done, total=total)
-        elif time.monotonic() - self._last > 10.0:
-            self._last = time.monotonic()
+    def show(what: str, done: int, total: int | None) -> None:
+        nonlocal last
+        if bars is not None:
+            if what not in tasks:
+                tasks[what] = bars.add_task(what, total=total)
+            bars.update(tasks[what], completed=done, total=total)
+        elif time.monotonic() - last > 10.0:
+            last = time.monotonic()
             of = "" if total is None else f"/{total}"
             print(f"{what}: {done}{of}", file=sys.stderr, flush=True)
 
-    def __enter__(self) -> Callable[[str, int, int | None], None]:
-        """Start the bars."""
-        if self._bars is not None:
-            self._bars.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Take the bars down."""
-        if self._bars is not None:
-            self._bars.stop()
+    with bars or contextlib.nullcontext():
+        yield show
