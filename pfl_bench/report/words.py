@@ -54,26 +54,22 @@ def describe(statement: Mapping[str, Any]) -> StatementWords:
     unit = str(statement.get("unit", "unknown"))
     clip = statement.get("clip")
     adjacency = str(statement.get("adjacency") or "")
+    named = {
+        "mechanism": "Mechanism",
+        "accountant": "Accountant",
+        "rounds": "Rounds" if unit == "user" else "Steps",
+        "clip": "Clipping",
+        "noise_multiplier": "Noise multiplier (standard deviation in multiples of the clip norm)",
+        "update_noise_multiplier": "Noise multiplier of the update alone",
+        "count_noise_stddev": "Standard deviation of the noise on the count of unclipped users",
+        "budget_epsilon": "Stops before epsilon (simulated) exceeds",
+        "num_parameters": "Trained parameters",
+    }
+    values = {key: _number(statement.get(key)) for key in named}
+    values["clip"] = _pairs(clip) if isinstance(clip, Mapping) else str(clip or "")
     facts = [
         ("Neighbouring data sets", _ADJACENCY.get(adjacency, adjacency).replace("{unit}", unit)),
-        ("Mechanism", statement.get("mechanism")),
-        ("Accountant", statement.get("accountant")),
-        ("Rounds" if unit == "user" else "Steps", _number(statement.get("rounds"))),
-        ("Clipping", _pairs(clip) if isinstance(clip, Mapping) else clip),
-        (
-            "Noise multiplier (standard deviation in multiples of the clip norm)",
-            _number(statement.get("noise_multiplier")),
-        ),
-        ("Noise multiplier of the update alone", _number(statement.get("update_noise_multiplier"))),
-        (
-            "Standard deviation of the noise on the count of unclipped users",
-            _number(statement.get("count_noise_stddev")),
-        ),
-        (
-            "Stops before epsilon (simulated) exceeds",
-            _number(statement.get("budget_epsilon")),
-        ),
-        ("Trained parameters", _number(statement.get("num_parameters"))),
+        *((label, values[key]) for key, label in named.items()),
         ("Epsilon with the choice among trials", _selection(statement.get("selection"))),
     ]
     return StatementWords(
@@ -83,7 +79,7 @@ def describe(statement: Mapping[str, Any]) -> StatementWords:
             for kind in ("simulated", "actual")
             if isinstance(statement.get(kind), Mapping)
         ),
-        facts=tuple((label, str(value)) for label, value in facts if value not in (None, "")),
+        facts=tuple(fact for fact in facts if fact[1]),
         not_covered=tuple(map(str, statement.get("not_covered") or ())),
         notes=tuple(map(str, statement.get("notes") or ())),
     )
