@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -76,8 +75,7 @@ def draw(
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    from pfl_bench.files import write_atomically
-    from pfl_bench.report.canvas import DASHES
+    from pfl_bench.report.canvas import DASHES, write_figure
 
     noises = list(dict.fromkeys(arguments.noise_multiplier))
     if len(noises) > len(DASHES):
@@ -91,7 +89,6 @@ def draw(
         for name in accountants
     }
     sides = shared.sides(arguments)
-    content = io.BytesIO()
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(_PANEL[0] * len(sides), _PANEL[1]), layout="constrained")
         panels = figure.subplots(1, len(sides), squeeze=False)[0]
@@ -104,10 +101,8 @@ def draw(
         mechanism = arguments.mechanism or DEFAULT_MECHANISM
         title = f"Epsilon against rounds: {mechanism}, {arguments.sampling} sampling"
         figure.suptitle(title, fontsize=10)
-        suffix = target.suffix.lower()
-        about = {"Title": title} | ({"Date": None} if suffix == ".svg" else {})
-        figure.savefig(content, format=suffix[1:], dpi=_DOTS_PER_INCH, metadata=about)
-    write_atomically(target, content.getvalue())
+        about = {"Title": title} | ({"Date": None} if target.suffix.lower() == ".svg" else {})
+        write_figure(figure, target, dpi=_DOTS_PER_INCH, metadata=about)
 
 
 def _curve(

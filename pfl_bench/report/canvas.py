@@ -90,11 +90,10 @@ class Picture:
         if axes.get_legend() is None and len(axes.get_legend_handles_labels()[1]) > 1:
             axes.legend(frameon=False, fontsize=7)
         for ending in endings:
-            buffer = io.BytesIO()
             date = "Date" if ending == "svg" else "CreationDate"
             with _settings(self.identifier):
-                figure.savefig(buffer, format=ending, metadata={date: None})
-            write_atomically(stem.with_name(f"{stem.name}.{ending}"), buffer.getvalue())
+                path = stem.with_name(f"{stem.name}.{ending}")
+                write_figure(figure, path, metadata={date: None})
 
     def _draw(self) -> Figure:
         from matplotlib.figure import Figure
@@ -110,6 +109,13 @@ class Picture:
             self.paint(axes)
             axes.tick_params(length=0, which="both")
         return figure
+
+
+def write_figure(figure: Figure, path: Path, **given: Any) -> None:
+    """Write a figure, whole or not at all, in the format of its name; ``given`` is savefig's."""
+    content = io.BytesIO()
+    figure.savefig(content, format=path.suffix[1:].lower(), **given)
+    write_atomically(path, content.getvalue())
 
 
 def _settings(identifier: str) -> contextlib.AbstractContextManager[Any]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pfl_bench.files import write_atomically
+from pfl_bench.report.canvas import write_figure
 from pfl_bench.runs.gradient_inversion import Inverted
 
 if TYPE_CHECKING:
@@ -33,6 +32,4 @@ def save_picture(inverted: Inverted, path: Path) -> None:
             axes.set_xticks([])
             axes.set_yticks([])
         line[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=7)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=150, metadata={"Software": None})
-    write_atomically(path, buffer.getvalue())
+    write_figure(figure, path, dpi=150, metadata={"Software": None})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import textwrap
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -16,8 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
-from pfl_bench.files import write_atomically
-from pfl_bench.report.canvas import PALETTE
+from pfl_bench.report.canvas import PALETTE, write_figure
 from pfl_bench.types import DataError
 
 _DOTS_PER_INCH = 150
@@ -169,10 +167,8 @@ def write_pictures(
         if notice:
             figure.supxlabel(textwrap.fill(notice, width), fontsize=10, color="#b00020")
         figure.set_layout_engine("constrained")
-        content = io.BytesIO()
+        paths.append(folder / f"{name}.png")
         with picture_style():
             about = {"Title": heading, "Description": notice or ""}
-            figure.savefig(content, format="png", dpi=_DOTS_PER_INCH, metadata=about)
-        paths.append(folder / f"{name}.png")
-        write_atomically(paths[-1], content.getvalue())
+            write_figure(figure, paths[-1], dpi=_DOTS_PER_INCH, metadata=about)
     return paths
