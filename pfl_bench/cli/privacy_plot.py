@@ -177,10 +177,8 @@ def _paint(
         for point in known:
             if point[0] in arguments.rounds:
                 axes.plot(*point, "o", color=color, markersize=3, clip_on=False)
-    axes.set_xlim(0, max(arguments.rounds))
-    axes.set_ylim(bottom=0)
+    axes.set(xlim=(0, max(arguments.rounds)), ylim=(0, None), xlabel="rounds")
     axes.grid(color="#dddddd", linewidth=0.6)
-    axes.set_xlabel("rounds")
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     two = shared.simulates(arguments)
     axes.set_ylabel(f"epsilon ({side})" if two else "epsilon")

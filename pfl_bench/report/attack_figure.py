@@ -43,12 +43,8 @@ def roc_picture(found: Mapping[str, Any]) -> canvas.Picture:
                 dashes=canvas.DASHES[1],
                 label="most that the claim allows",
             )
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-        axes.set_xlim(smallest, 1.0)
-        axes.set_ylim(smallest, 1.0)
-        axes.set_xlabel("false positive rate")
-        axes.set_ylabel("true positive rate")
+        axes.set(xscale="log", yscale="log", xlim=(smallest, 1.0), ylim=(smallest, 1.0))
+        axes.set(xlabel="false positive rate", ylabel="true positive rate")
         axes.legend(frameon=False, fontsize=7)
 
     rates = ", ".join(

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _PERCENTILES = (10, 25, 50, 75, 90)
-# What matplotlib calls the percentiles of a box.
-_PARTS = ("whislo", "q1", "med", "q3", "whishi")
+# What matplotlib calls the percentiles of a box, and the mean; and what a reader does.
+_PARTS = ("whislo", "q1", "med", "q3", "whishi", "mean")
+_NAMES = ("p10", "p25", "median", "p75", "p90", "mean")
 _MEDIAN, _MEAN = PALETTE[1], PALETTE[2]
 
 
@@ -58,24 +59,20 @@ def box_of(label: str, runs: Sequence[RunRecord], metric: str) -> Box | None:
 
 def draw_boxes(identifier: str, metric: str, boxes: Sequence[Box]) -> Picture:
     """Draw boxes side by side: p25 to p75, whiskers p10 to p90, line the median, mark the mean."""
-    texts = [
-        f"{box.label}: p10 {box.percentiles[0]:.4g}, p25 {box.percentiles[1]:.4g}, median "
-        f"{box.percentiles[2]:.4g}, p75 {box.percentiles[3]:.4g}, p90 {box.percentiles[4]:.4g}, "
-        f"mean {box.mean:.4g}"
-        for box in boxes
-    ]
+    texts = []
+    for box in boxes:
+        named = zip(_NAMES, (*box.percentiles, box.mean), strict=True)
+        texts.append(f"{box.label}: " + ", ".join(f"{name} {one:.4g}" for name, one in named))
 
     def paint(axes: Axes) -> None:
         ink = {"color": INK, "linewidth": 1.1}
+        mean = {"marker": "^", "markersize": 7, "markerfacecolor": _MEAN, "markeredgecolor": _MEAN}
+        numbers = [
+            {**dict(zip(_PARTS, (*box.percentiles, box.mean), strict=True)), "label": box.label}
+            for box in boxes
+        ]
         axes.bxp(
-            [
-                {
-                    "label": box.label,
-                    **dict(zip(_PARTS, box.percentiles, strict=True)),
-                    "mean": box.mean,
-                }
-                for box in boxes
-            ],
+            numbers,
             widths=0.5,
             showfliers=False,
             showmeans=True,
@@ -83,12 +80,7 @@ def draw_boxes(identifier: str, metric: str, boxes: Sequence[Box]) -> Picture:
             whiskerprops=ink,
             capprops=ink,
             medianprops={"color": _MEDIAN, "linewidth": 2.2},
-            meanprops={
-                "marker": "^",
-                "markersize": 7,
-                "markerfacecolor": _MEAN,
-                "markeredgecolor": _MEAN,
-            },
+            meanprops=mean,
         )
         for place in range(len(boxes)):
             # A pointer anywhere over a box finds its numbers.

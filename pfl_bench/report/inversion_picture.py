@@ -29,7 +29,6 @@ def save_picture(inverted: Inverted, path: Path) -> None:
         for axes, image in zip(line, images[:shown], strict=True):
             pixels = ((image - low) / (high - low)).clamp(0.0, 1.0).permute(1, 2, 0).numpy()
             axes.imshow(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels, cmap="gray")
-            axes.set_xticks([])
-            axes.set_yticks([])
+            axes.set(xticks=[], yticks=[])
         line[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=7)
     write_figure(figure, path, dpi=150, metadata={"Software": None})

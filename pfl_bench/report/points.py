@@ -51,8 +51,7 @@ def draw_points(identifier: str, points: Sequence[Point]) -> Picture:
                 gid=f"point{place}",
                 label=point.label if point.price.num_reached else f"{point.label} (not reached)",
             )
-        axes.set_xscale("log")
-        axes.set_yscale("log")
+        axes.set(xscale="log", yscale="log")
         axes.margins(0.12)
         for axis, text in ((axes.xaxis, bytes_text), (axes.yaxis, flops_text)):
             low, high = axis.get_view_interval()
@@ -61,8 +60,7 @@ def draw_points(identifier: str, points: Sequence[Point]) -> Picture:
             axis.set_major_locator(LogLocator(subs=steps))
             axis.set_major_formatter(FuncFormatter(lambda value, _, text=text: text(value)))
             axis.set_minor_formatter(NullFormatter())
-        axes.set_xlabel("sent by all clients")
-        axes.set_ylabel("computed by all clients")
+        axes.set(xlabel="sent by all clients", ylabel="computed by all clients")
         axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.02, 1.02))
 
     titles = {f"point{place}": text for place, text in enumerate(texts)}
@@ -106,8 +104,7 @@ def draw_front(
         axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.xaxis.set_minor_formatter(NullFormatter())
-        axes.set_xlabel("epsilon (simulated)")
-        axes.set_ylabel(metric)
+        axes.set(xlabel="epsilon (simulated)", ylabel=metric)
         # Above the axes, where no point can lie under it.
         axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=2)
 

@@ -191,9 +191,7 @@ def _distribution(identifier: str, title: str, unit: str, values: NDArray[np.flo
 
     def paint(axes: Axes) -> None:
         axes.plot(points, fractions, color=PALETTE[0], linewidth=1.9)
-        axes.set_xscale("log")
-        axes.set_xlabel(unit)
-        axes.set_ylabel("fraction below")
+        axes.set(xscale="log", xlabel=unit, ylabel="fraction below")
 
     text = f"{title}, {unit}: 5th percentile {low:.4g}, median {middle:.4g}, 95th {high:.4g}"
     return Panel(f"{title}, {unit}", Picture(identifier, text, paint))
@@ -206,9 +204,7 @@ def _over_the_period(identifier: str, title: str, devices: Devices) -> Panel:
 
     def paint(axes: Axes) -> None:
         axes.plot(hours, percent, color=PALETTE[0], linewidth=1.9)
-        axes.set_xlabel("hours of the period")
-        axes.set_ylabel("percent available")
-        axes.set_ylim(bottom=0)
+        axes.set(xlabel="hours of the period", ylabel="percent available", ylim=(0, None))
         axes.set_xticks(np.arange(0, slots.period_s / HOUR_S + 1, 24))
 
     text = (

@@ -53,13 +53,10 @@ def _examples_per_user(histogram: Mapping[str, Any]) -> Figure:
     if histogram["logarithmic"]:
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(_whole_numbers())
-    axes.set_yscale("log")
-    axes.set_ylim(bottom=0.5)
+    axes.set(yscale="log", ylim=(0.5, None), title="Examples per user", ylabel="users in the bin")
     axes.yaxis.set_major_formatter(_whole_numbers())
-    axes.set_title("Examples per user")
     growing = " (wider bins for larger users)" if histogram["logarithmic"] else ""
     axes.set_xlabel(f"examples of a user{growing}")
-    axes.set_ylabel("users in the bin")
     axes.legend()
     return figure
 
@@ -77,13 +74,10 @@ def _quantity_skew(parts: Mapping[str, Any]) -> Figure:
         wide = 2.4 if name == _ALL else 1.4
         axes.plot(skew["curve"]["users"], skew["curve"]["examples"], label=label, linewidth=wide)
     axes.plot([0, 1], [0, 1], color=_GREY, linewidth=1, linestyle="dashed", label="no skew")
-    axes.set_xlim(0, 1)
-    axes.set_ylim(0, 1.01)
+    axes.set(xlim=(0, 1), ylim=(0, 1.01), title="Quantity skew")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(PercentFormatter(1.0))
-    axes.set_title("Quantity skew")
-    axes.set_xlabel("share of users, the largest first")
-    axes.set_ylabel("share of examples that they hold")
+    axes.set(xlabel="share of users, the largest first", ylabel="share of examples that they hold")
     axes.legend(loc="lower right")
     return figure
 
@@ -92,8 +86,7 @@ def _labels(labels: Mapping[str, Any], name: str, facts: Mapping[str, Any]) -> F
     figure = Figure(figsize=(8.0, 6.0))
     top, bottom = figure.subplots(2, 1, sharex=True)
     _bars_or_ranks(top, labels["counts"], facts)
-    top.set_title(f"Labels ({name})")
-    top.set_ylabel("occurrences")
+    top.set(title=f"Labels ({name})", ylabel="occurrences")
     top.yaxis.set_major_formatter(_whole_numbers())
     _bars_or_ranks(bottom, labels["share_of_users"], facts)
     bottom.set_ylabel("share of users who have it")

@@ -64,7 +64,10 @@ def format_statistics(statistics: Mapping[str, Any]) -> str:
         "quantity skew: the largest users who hold as many examples as all others",
         *_table(
             ["split", "largest users", "share of users"],
-            [_skew_row(name, part["quantity_skew"]) for name, part in parts.items()],
+            [
+                [name, f"{skew['largest_users']:,}", f"{skew['largest_share']:.1%}"]
+                for name, skew in ((name, part["quantity_skew"]) for name, part in parts.items())
+            ],
         ),
     ]
     return "\n".join([*lines, *_labels(parts), *_columns(statistics)])
@@ -183,10 +186,6 @@ def _size_row(name: str, split: Mapping[str, Any]) -> list[str]:
         str(sizes["max"]),
         _decimal(sizes["skewness"]),
     ]
-
-
-def _skew_row(name: str, skew: Mapping[str, Any]) -> list[str]:
-    return [name, f"{skew['largest_users']:,}", f"{skew['largest_share']:.1%}"]
 
 
 def _label_row(name: str, labels: Mapping[str, Any]) -> list[str]:
