@@ -9,7 +9,7 @@ Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def add(
-    command: argparse.ArgumentParser, words: str, help: str | None = None, **given: Any
+    command: argparse._ActionsContainer, words: str, help: str | None = None, **given: Any
 ) -> None:
     """Give a command an argument: "NAME METAVAR"; an option without metavar or choices is a flag.
 
@@ -61,9 +61,6 @@ def add_json(command: argparse.ArgumentParser) -> None:
 def add_output(command: argparse.ArgumentParser) -> None:
     """Give a command that runs rows ``--quiet``, ``--verbose`` and ``--json``."""
     told = command.add_mutually_exclusive_group()
-    for words, help in (
-        ("--quiet", "say nothing beside the numbers, unless it fails"),
-        ("--verbose", "say every round, and each notice of each run"),
-    ):
-        told.add_argument(words, action="store_true", help=help)
+    add(told, "--quiet", "say nothing beside the numbers, unless it fails")
+    add(told, "--verbose", "say every round, and each notice of each run")
     add_json(command)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import textwrap
-from collections.abc import Sequence
 
 from pfl_bench.cli.arguments import Commands, add, add_json, add_out, add_overrides
 
@@ -50,18 +49,15 @@ def add_data(commands: Commands) -> None:
 def _add_task(command: argparse.ArgumentParser, kind: str, options: str = "Options") -> None:
     """Give a command TASK, and a help that names the tasks, and after TASK that task's options."""
     shown = "show this; after TASK, its options too"
-    command.add_argument("-h", "--help", action=_TaskHelp, of=(kind, options), help=shown)
+    none = argparse.SUPPRESS
+    command.add_argument(
+        "-h", "--help", action=_TaskHelp, dest=none, nargs=0, const=(kind, options), help=shown
+    )
     add(command, "task TASK")
 
 
 class _TaskHelp(argparse.Action):
-    """Prints the help of a command of tasks, and ends."""
-
-    def __init__(
-        self, option_strings: Sequence[str], dest: str, of: tuple[str, str], help: str
-    ) -> None:
-        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, help=help)
-        self._kind, self._options = of
+    """Prints the help of a command of tasks, and ends; its constant names kind and options."""
 
     def __call__(
         self,
@@ -75,13 +71,14 @@ class _TaskHelp(argparse.Action):
         from pfl_bench.cli.option_text import option_lines
         from pfl_bench.types import PluginError
 
-        kind: plugins.PluginKind = getattr(plugins, self._kind)
+        kind_name, options_name = self.const
+        kind: plugins.PluginKind = getattr(plugins, kind_name)
         names, examples = plugins.available(kind), parser.epilog
         lines = textwrap.wrap(f"tasks: {', '.join(names)}", 80, subsequent_indent="  ")
         task = getattr(namespace, "task", None)
         if task is not None:
             try:
-                options = getattr(plugins.load(kind, task), self._options, None)
+                options = getattr(plugins.load(kind, task), options_name, None)
             except PluginError as error:
                 parser.error(str(error))
             listed = ["none"] if options is None else option_lines(options)

@@ -161,7 +161,8 @@ def _curves(identifier: str, figure: Figure, rows: Rows) -> DrawnFigure:
     timed = figure.x == "simulated_time"
     unit = next((run.step_unit for runs in rows.values() for run in runs), "round")
     unit = "simulated hours" if timed else unit
-    made_up = timed and any(_made_up_devices(run) for runs in rows.values() for run in runs)
+    kept = [run.path for runs in rows.values() for run in runs if (run.path / DEVICES).exists()]
+    made_up = timed and any(read_devices(path).is_generated for path in kept)
     headings = ["row"]
     for metric in figure.metrics:
         headings += [f"{metric}, last", f"{metric}, {_second_column(metric)}"]
@@ -259,7 +260,3 @@ def _last_and_second(
     if _second_column(metric) == "median":
         return last, median(mean)
     return last, (min if lower_is_better(metric, summary) else max)(mean)
-
-
-def _made_up_devices(run: RunRecord) -> bool:
-    return (run.path / DEVICES).exists() and read_devices(run.path).is_generated

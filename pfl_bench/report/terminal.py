@@ -60,10 +60,11 @@ def wrapped(text: str, width: int, first: str = "", indent: str = "") -> list[st
 
 def _box(column: TextColumn, limit: int) -> list[list[str]]:
     """The heading and the cells of a column as lines of one length."""
-    bodies = [
-        [line for text in cell for line in ([text] if column.is_number else _broken(text, limit))]
-        for cell in column.cells
-    ]
+    bodies = [list(cell) for cell in column.cells]
+    if not column.is_number:
+        bodies = [
+            [s for text in cell for s in textwrap.wrap(text, limit) or [""]] for cell in bodies
+        ]
     longest = [len(word) for word in column.heading.split()]
     longest += [len(line) for body in bodies for line in body]
     width = max(longest, default=1)
@@ -71,10 +72,6 @@ def _box(column: TextColumn, limit: int) -> list[list[str]]:
     if column.is_number:
         return [[line.rjust(width) for line in cell] or [" " * width] for cell in cells]
     return [[line.ljust(width) for line in cell] or [" " * width] for cell in cells]
-
-
-def _broken(text: str, limit: int) -> list[str]:
-    return textwrap.wrap(text, limit) or [""]
 
 
 def _rows(block: Sequence[Sequence[Sequence[str]]]) -> list[str]:
