@@ -90,21 +90,8 @@ TRACKER = PluginKind("tracker", "pfl_bench.runs.trackers", "trackers")
 
 # Kinds with options.
 KINDS = (
-    TASK,
-    MODEL,
-    PREPARE,
-    GENERATE,
-    STATISTICS,
-    ALGORITHM,
-    MECHANISM,
-    METRIC,
-    ENGINE,
-    AGGREGATION,
-    COMPRESSION,
-    SELECTION,
-    DEVICES,
-    ATTACK,
-    TRACKER,
+    *(TASK, MODEL, PREPARE, GENERATE, STATISTICS, ALGORITHM, MECHANISM, METRIC),
+    *(ENGINE, AGGREGATION, COMPRESSION, SELECTION, DEVICES, ATTACK, TRACKER),
 )
 GROUPS = tuple(dict.fromkeys(kind.group for kind in KINDS if kind.group is not None))
 
