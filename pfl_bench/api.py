@@ -297,7 +297,7 @@ def audit(
         UserInputError: The folder holds no private run, or it used plug-ins that were not given.
     """
     from pfl_bench.runs.audit import audit_run
-    from pfl_bench.runs.recompute import MODES
+    from pfl_bench.runs.auditing.recompute import MODES
 
     if recompute not in MODES:
         raise UserInputError(f"recompute: {recompute!r:.60} is none of {', '.join(MODES)}")

@@ -42,7 +42,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 def _watch(arguments: argparse.Namespace) -> int:
     """Watch a run; 1 if it was stopped for a violation."""
-    from pfl_bench.runs.live_audit import watch
+    from pfl_bench.runs.auditing.live import watch
 
     if not 0.0 < arguments.every < float("inf"):
         raise ConfigError(f"--every {arguments.every:g}: must be above 0 seconds, such as 5")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,23 +11,14 @@ from typing import Any
 from pfl_bench.config.loading import ResolvedConfig, load_config
 from pfl_bench.files import read_json, write_json
 from pfl_bench.runs.audit_file import AUDIT_FILE, AUDIT_VERSION, LEDGER_FILE, ledger_digest
-from pfl_bench.runs.audit_inputs import (
-    central_optimizer,
-    missing_files,
-    plugin_records,
-    read_metric_columns,
-    read_saved,
-)
-from pfl_bench.runs.audit_rebuilt import OpenedRun, open_run, read_seed, rebuild
-from pfl_bench.runs.audit_replay import make_replay
-from pfl_bench.runs.base_plan import compose_by, configured_of
-from pfl_bench.runs.membership import read_attacks
-from pfl_bench.runs.recompute import SECONDS, Mode, Recomputation, recompute_run
-from pfl_bench.runs.recompute_dp_sgd import recompute_dp_sgd
+from pfl_bench.runs.auditing.dp_sgd import recompute_dp_sgd
+from pfl_bench.runs.auditing.inputs import gather_inputs
+from pfl_bench.runs.auditing.opened import open_run
+from pfl_bench.runs.auditing.recompute import SECONDS, Mode, Recomputation, recompute_run
 from pfl_bench.types import RunFolderError
 from privacy.audit.auditor import audit_with_evidence
 from privacy.audit.check import OUTCOMES, Check, verdict
-from privacy.audit.inputs import AuditInputs, Replay, SeedRecord, as_number
+from privacy.audit.inputs import AuditInputs, SeedRecord, as_number
 from privacy.audit.outside import COVERS, TunedRuns, tuned_runs
 from privacy.audit.selected import check_selection
 from privacy.ledger import iterate_ledger
@@ -122,12 +112,11 @@ def audit_run(
     """
     resolved, statement = _read_claim(folder, data)
     run = open_run(folder, resolved)
-    inputs = _inputs(run, statement)
+    inputs = gather_inputs(run, statement)
     # Before it is read: lines that a run adds meanwhile make the audit stale.
     digest = ledger_digest(folder)
     checks, evidence = audit_with_evidence(iterate_ledger(folder / LEDGER_FILE), inputs)
-    seeds = inputs.seed.values if isinstance(inputs.seed, SeedRecord) else {}
-    seed = next(iter(seeds.values()), None)
+    seed = inputs.seed.value if isinstance(inputs.seed, SeedRecord) else None
     if resolved.config.central is None:
         again = recompute_run(run, seed, "none" if evidence is None else recompute, seconds)
         checks = [*checks, again.to_check()] if again.mode != "none" else checks
@@ -196,32 +185,3 @@ def _read_claim(folder: Path, data: str | None) -> tuple[ResolvedConfig, dict[st
             "clip an object; the file is damaged"
         )
     return resolved, statement
-
-
-def _inputs(run: OpenedRun, statement: Mapping[str, Any]) -> AuditInputs:
-    folder, resolved, data = run.folder, run.resolved, run.data
-    configured = configured_of(resolved)
-    saved, seed = read_saved(folder)
-    record = read_seed(run, seed)
-    is_federated = resolved.config.federated is not None
-    replay: Replay | str = "central training draws no cohorts"
-    if is_federated:
-        known = next(iter(record.values.values()), None)
-        replay = make_replay(resolved, known, data.num_units, data.num_parameters)
-    return AuditInputs(
-        statement=statement,
-        configured=configured,
-        composition=compose_by(configured),
-        data=data,
-        saved=saved,
-        summary=read_json(folder / "summary.json"),
-        canaries=read_json(folder / "canaries.json"),
-        attacks=read_attacks(folder, resolved),
-        metrics=read_metric_columns(folder),
-        central_optimizer=central_optimizer(resolved, data),
-        replay=replay,
-        seed=record,
-        rebuilt=rebuild(run, "final" if statement["status"] == "final" else "planned"),
-        missing=missing_files(folder, statement["status"] == "final", is_federated),
-        plugins=plugin_records(run.environment, resolved),
-    )

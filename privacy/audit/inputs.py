@@ -127,23 +127,25 @@ class SeedRecord:
     # words, why they are not known.
     today: Mapping[str, Any] | str
 
-    def is_same(self, *names: str) -> bool:
-        """Whether parts of such names are today what they were."""
-        if self.parts is None or isinstance(self.today, str):
-            return False
-        return all(self.parts.get(name) == self.today.get(name) for name in names)
+    @property
+    def value(self) -> int | None:
+        """The seed, as the first place that has it; None where none has."""
+        return next(iter(self.values.values()), None)
 
     @property
     def is_of_this_machine(self) -> bool:
         """Whether code, versions and processor are those of the run."""
         if self.parts is None or isinstance(self.today, str):
             return False
-        places = [dict(document).get("arithmetic") for document in (self.parts, self.today)]
-        before, now = (place if isinstance(place, Mapping) else {} for place in places)
+        parts, today = self.parts, self.today
+        before, now = (
+            place if isinstance(place := document.get("arithmetic"), Mapping) else {}
+            for document in (parts, today)
+        )
         # Threads and device of an audit need not be the run's: its claims do not depend on them.
         names = ("machine", "processor", "cpu_capability", "switches")
         is_same = all(before.get(name) == now.get(name) for name in names)
-        return is_same and self.is_same("code", "versions")
+        return is_same and all(parts.get(name) == today.get(name) for name in ("code", "versions"))
 
 
 class Rebuilt(NamedTuple):

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.rng import Purpose, torch_seed
-from pfl_bench.runs import recompute_dp_sgd
 from pfl_bench.runs.audit import RunAudit, audit_run
+from pfl_bench.runs.auditing import dp_sgd as recomputed
 from pfl_bench.runs.runner import run
 from pfl_bench.trainers import central, dp_sgd
 from pfl_bench.trainers.central import CentralTrainer
@@ -187,13 +187,13 @@ def test_one_step_is_computed_however_short_the_time(tmp_path: Path) -> None:
 
 
 def test_steps_after_a_checkpoint_are_computed(tmp_path: Path, monkeypatch: Patch) -> None:
-    real = recompute_dp_sgd._Run.__init__
+    real = recomputed._Run.__init__
 
     def begin(self: Any, *arguments: Any) -> None:
         real(self, *arguments)
         self._share = 0.0  # one step from each start
 
-    monkeypatch.setattr(recompute_dp_sgd._Run, "__init__", begin)
+    monkeypatch.setattr(recomputed._Run, "__init__", begin)
     changes: dict[str, Any] = {
         "central__num_epochs": 3,
         "central__optimizer": {"name": "sgd", "momentum": 0.9},
@@ -214,8 +214,8 @@ def test_steps_after_a_checkpoint_are_computed(tmp_path: Path, monkeypatch: Patc
 @pytest.fixture
 def strict(monkeypatch: Patch) -> Patch:
     """Rounding alone is more than is allowed without a trial."""
-    monkeypatch.setattr(recompute_dp_sgd, "ROUNDING", {"float32": 1e-12})
-    monkeypatch.setattr(recompute_dp_sgd, "_CLIP_SLACK", 0.0)
+    monkeypatch.setattr(recomputed, "ROUNDING", {"float32": 1e-12})
+    monkeypatch.setattr(recomputed, "_CLIP_SLACK", 0.0)
     return monkeypatch
 
 
@@ -236,7 +236,7 @@ def test_what_a_model_makes_of_rounding_is_measured(
 def test_what_rounding_could_hide_ends_the_steps_and_hides_no_more(
     is_sound: bool, tmp_path: Path, strict: Patch
 ) -> None:
-    strict.setattr(recompute_dp_sgd._Run, "_moved", lambda self, *arguments: 1.1)
+    strict.setattr(recomputed._Run, "_moved", lambda self, *arguments: 1.1)
     with Patch.context() as patch:
         if not is_sound:
             no_clipping(patch)

@@ -18,7 +18,7 @@ from pfl_bench.federated.algorithms.fednova import normalizer
 from pfl_bench.federated.parts import FederatedParts, build_model, build_task
 from pfl_bench.federated.trainer import FederatedTrainer
 from pfl_bench.files import read_metrics
-from pfl_bench.runs.audit_inputs import central_optimizer
+from pfl_bench.runs.auditing.inputs import central_optimizer
 from pfl_bench.runs.runner import run
 from pfl_bench.types import ConfigError, LocalTraining
 from privacy.audit.inputs import DataAtHand

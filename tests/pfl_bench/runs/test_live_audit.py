@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pfl_bench.cli.main import main
-from pfl_bench.runs.live_audit import Watched, look
+from pfl_bench.runs.auditing.live import Watched, look
 from pfl_bench.runs.runner import rounds
 from pfl_bench.types import StoppedError
 from privacy.mechanisms import gaussian

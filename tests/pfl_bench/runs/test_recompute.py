@@ -18,8 +18,8 @@ from pfl_bench.client.engines import sequential
 from pfl_bench.config.loading import load_config
 from pfl_bench.federated import cohort as training
 from pfl_bench.runs.audit import audit_run
-from pfl_bench.runs.audit_rebuilt import open_run
-from pfl_bench.runs.recompute import Mode, Recomputation, recompute_run
+from pfl_bench.runs.auditing.opened import open_run
+from pfl_bench.runs.auditing.recompute import Mode, Recomputation, recompute_run
 from pfl_bench.runs.runner import run
 from pfl_bench.types import Examples, LocalTraining
 from privacy import mechanism as mechanisms
@@ -149,7 +149,7 @@ def test_the_adaptive_bound_is_the_same_to_the_last_digits(sound: Path) -> None:
     assert again(sound).problems == []
     # The bound is compared to 1e-9 of it; what reads the ledger is given a line that is altered.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pfl_bench.runs.recompute.read_ledger", lambda path: changed)
+        patch.setattr("pfl_bench.runs.auditing.recompute.read_ledger", lambda path: changed)
         (problem, *_) = again(sound).problems
     assert problem.startswith("round 4: clipping bound:")
 
@@ -165,7 +165,7 @@ def test_first_and_sample_compute_what_they_say(sound: Path) -> None:
 def test_without_the_start_rounds_after_checkpoints_are_computed(
     sound: Path, monkeypatch: Patch
 ) -> None:
-    monkeypatch.setattr("pfl_bench.runs.recompute._Work._knows_start", lambda self: False)
+    monkeypatch.setattr("pfl_bench.runs.auditing.recompute._Work._knows_start", lambda self: False)
     done = again(sound)
     assert (sorted(done.rounds), done.problems) == ([3, 4], [])
 

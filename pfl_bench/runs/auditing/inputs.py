@@ -1,8 +1,9 @@
-"""Files that an audit reads beside a run's ledger: checkpoint, metrics, central step."""
+"""What an audit holds a run's ledger against: its files, and what follows from what was opened."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,25 +15,61 @@ from pfl_bench.client.machine import plugin_digests
 from pfl_bench.client.optimizers import rate_factor
 from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.config.training import FederatedOptions
+from pfl_bench.config.yaml_text import read_yaml
+from pfl_bench.federated import private_seed
 from pfl_bench.federated.central_gradient import private_gradient
 from pfl_bench.federated.parts import build_algorithm
 from pfl_bench.files import read_json, read_metrics
+from pfl_bench.runs.auditing.opened import OpenedRun, rebuild
+from pfl_bench.runs.auditing.replay import make_replay
+from pfl_bench.runs.base_plan import compose_by, configured_of
 from pfl_bench.runs.checkpoint import load_latest
-from pfl_bench.types import Algorithm
+from pfl_bench.runs.membership import read_attacks
+from pfl_bench.simulation.devices.cohorts import digest_of
+from pfl_bench.types import Algorithm, UserInputError
 from privacy.audit.central_columns import CentralState, sketch_row
 from privacy.audit.central_steps import CentralOptimizer
 from privacy.audit.errors import SkippedError
-from privacy.audit.inputs import METRICS, DataAtHand, Metrics, Saved, as_number
+from privacy.audit.inputs import (
+    METRICS,
+    AuditInputs,
+    DataAtHand,
+    Metrics,
+    Saved,
+    SeedRecord,
+    as_number,
+)
 from privacy.recording.central_record import Sketcher, central_state
 
 METRICS_FILE = "metrics.jsonl"
 
 
-def read_saved(folder: Path) -> tuple[Saved | None, int | None]:
-    """Parts of the newest checkpoint that an audit needs, and its private seed; None without any.
+def gather_inputs(run: OpenedRun, statement: Mapping[str, Any]) -> AuditInputs:
+    """Gather them, of a private run and its statement; RunFolderError if a file is damaged."""
+    folder, resolved, configured = run.folder, run.resolved, configured_of(run.resolved)
+    saved, seed = _read_saved(folder)
+    record, is_final = _read_seed(run, seed), statement["status"] == "final"
+    return AuditInputs(
+        statement=statement,
+        configured=configured,
+        composition=compose_by(configured),
+        data=run.data,
+        saved=saved,
+        summary=read_json(folder / "summary.json"),
+        canaries=read_json(folder / "canaries.json"),
+        attacks=read_attacks(folder, resolved),
+        metrics=_read_metric_columns(folder),
+        central_optimizer=central_optimizer(resolved, run.data),
+        replay=make_replay(run, record.value),
+        seed=record,
+        rebuilt=rebuild(run, "final" if is_final else "planned"),
+        missing=_missing_files(folder, is_final, resolved.config.federated is not None),
+        plugins=_plugin_records(run),
+    )
 
-    RunFolderError if it is damaged.
-    """
+
+def _read_saved(folder: Path) -> tuple[Saved | None, int | None]:
+    """Parts of the newest checkpoint, and the private seed that it has; None without any."""
     state = load_latest(folder / "checkpoints")
     if state is None:
         return None, None
@@ -48,22 +85,59 @@ def read_saved(folder: Path) -> tuple[Saved | None, int | None]:
     return saved, private.get("seed")
 
 
-def read_environment(folder: Path) -> dict[str, Any]:
-    """Content of ``environment.json``; empty if there is none, RunFolderError if it is damaged."""
-    return read_json(folder / "environment.json") or {}
+def _read_seed(run: OpenedRun, saved: int | None) -> SeedRecord:
+    """A run's private seed, by all that have it (``saved``: a checkpoint), and its parts today."""
+    resolved, parts = run.resolved, run.recorded("private_seed", "parts")
+    nonce = None if resolved.config.privacy is None else resolved.config.privacy.nonce
+    values = {"environment.json": _number(run.recorded("private_seed", "value"))}
+    if isinstance(parts, Mapping):
+        values["its parts"] = private_seed.value_of(resolved.config.seed, nonce, parts)
+    values["the checkpoint"] = saved
+    return SeedRecord(
+        values={where: value for where, value in values.items() if value is not None},
+        configured=resolved.config.seed,
+        nonce=nonce,
+        parts=parts if isinstance(parts, Mapping) else None,
+        engine=str(run.recorded("engine", "name") or ""),
+        today=_parts_today(run),
+    )
 
 
-def plugin_records(
-    environment: Mapping[str, Any], resolved: ResolvedConfig
-) -> dict[str, Mapping[str, str]]:
+def _number(value: Any) -> int | None:
+    try:
+        number = -1 if value is None else int(str(value), 16)
+    except ValueError:
+        return None
+    return number if number >= 0 else None
+
+
+def _parts_today(run: OpenedRun) -> Mapping[str, Any] | str:
+    if isinstance(run.opened, str):
+        return run.opened
+    task, model = run.opened
+    try:
+        # As it is written there: what this version fills in has not decided the run.
+        written = replace(run.resolved, tree=read_yaml(run.folder / "config.yaml"))
+        return private_seed.derive(
+            written,
+            task.facts.checksum,
+            model.initial_digest,
+            model.device,
+            traces="" if run.devices is None else digest_of(run.devices),
+        ).parts
+    except (UserInputError, OSError, LookupError, TypeError, AttributeError) as error:
+        return f"the parts of the seed cannot be computed anew ({error})"
+
+
+def _plugin_records(run: OpenedRun) -> dict[str, Mapping[str, str]]:
     """Digests of the user's plug-ins: as the run began with them, of today, and those used."""
-    begun, today = environment.get("plugins"), plugin_digests()
+    begun, today = run.recorded("plugins"), plugin_digests()
     known = {"environment.json": begun} if isinstance(begun, Mapping) else {}
-    used = {name: today.get(name, "none") for name in sorted(resolved.plugin_origins)}
+    used = {name: today.get(name, "none") for name in sorted(run.resolved.plugin_origins)}
     return {**known, "today": today, "config.yaml": used}
 
 
-def read_metric_columns(folder: Path) -> Metrics | None:
+def _read_metric_columns(folder: Path) -> Metrics | None:
     """The scalars of ``metrics.jsonl`` that an audit compares; None if there is no such file."""
     if not (folder / METRICS_FILE).is_file():
         return None
@@ -140,7 +214,7 @@ class _OwnGradient:
         return made
 
 
-def missing_files(folder: Path, is_final: bool, is_federated: bool) -> dict[str, str]:
+def _missing_files(folder: Path, is_final: bool, is_federated: bool) -> dict[str, str]:
     """Files that a run's folder lacks, and what each would show.
 
     A summary is wanted if the statement ``is_final``, of a run that has ended; the environment,

@@ -20,7 +20,7 @@ from pathlib import Path
 from pfl_bench.files import read_json, read_metrics, read_text
 from pfl_bench.runs.audit import audit_run
 from pfl_bench.runs.audit_file import LEDGER_FILE
-from pfl_bench.runs.audit_inputs import METRICS_FILE
+from pfl_bench.runs.auditing.inputs import METRICS_FILE
 from pfl_bench.runs.stop import STOP_FILE, is_busy, request_stop
 from pfl_bench.types import RunFolderError
 from privacy.audit.inputs import as_number

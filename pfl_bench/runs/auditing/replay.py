@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.federated.parts import build_mechanism
+from pfl_bench.runs.auditing.opened import OpenedRun
 from privacy.audit.inputs import DrawUsers, Replay
 from privacy.description import Tree
 from privacy.mechanism import NoiseScale, ReplayedNoise, ReplaysNoise, RoundStreams
@@ -32,23 +32,21 @@ _MOST_NORMALS = 200_000_000
 _MOST_CLIENT_STREAMS = 100_000
 
 
-def make_replay(
-    resolved: ResolvedConfig, seed: int | None, num_users: int | None, num_parameters: int | None
-) -> Replay | str:
-    """The draws that can be made anew of a federated run; in words, why none can be.
+def make_replay(run: OpenedRun, seed: int | None) -> Replay | str:
+    """The draws that can be made anew of a run; in words, why none can be.
 
-    ``seed`` is None where no file has it, ``num_users`` (of the training split) where the data are
-    not at hand, ``num_parameters`` where the model is not.
+    ``seed`` is None where no file has it.
     """
-    options = resolved.config.federated
-    assert options is not None
+    options = run.resolved.config.federated
+    if options is None:
+        return "central training draws no cohorts"
     if seed is None:
         return (
             "neither environment.json nor a checkpoint has the seed of cohorts and noise, so that "
             "neither can be drawn anew"
         )
     cohort = _cohorts(options, seed)
-    noise = _Noise(resolved, options, seed, num_users, num_parameters, cohort)
+    noise = _Noise(run, options, seed, cohort)
     return Replay(
         cohort=cohort,
         noise=noise.reason or noise,
@@ -85,18 +83,11 @@ class _Noise:
     """
 
     def __init__(
-        self,
-        resolved: ResolvedConfig,
-        options: FederatedOptions,
-        seed: int,
-        num_users: int | None,
-        num_parameters: int | None,
-        cohort: DrawUsers | str,
+        self, run: OpenedRun, options: FederatedOptions, seed: int, cohort: DrawUsers | str
     ) -> None:
-        self._seed = seed
-        self._cohort = cohort
-        self._num_users = num_users or 0
-        self._length = num_parameters or COORDINATES
+        resolved, data = run.resolved, run.data
+        self._seed, self._cohort = seed, cohort
+        self._num_users, self._length = data.num_units or 0, data.num_parameters or COORDINATES
         name = resolved.tree["privacy"]["mechanism"]["name"]
         # Its noise is drawn at multiplier 1; without noise, no setting of it is infeasible.
         scale = NoiseScale(
@@ -124,13 +115,13 @@ class _Noise:
         # All elements are drawn in each so many rounds; where rounds hang together, in all or none.
         self._every = -(-options.num_rounds * vectors * self._length // _MOST_NORMALS) or 1
         self.reason = ""
-        if num_parameters is None:
+        if data.num_parameters is None:
             self.reason = "the model is not at hand, and with it how many elements a round draws"
         elif described.reports == "direction":
             self.reason = "a report is a random vector about its client's update: it has no noise"
         elif name not in MECHANISMS and not isinstance(self._mechanism, ReplaysNoise):
             self.reason = f"how the mechanism {name} draws its noise is not known to the audit"
-        elif described.randomizes_clients and (isinstance(cohort, str) or num_users is None):
+        elif described.randomizes_clients and (isinstance(cohort, str) or data.num_units is None):
             why = cohort if isinstance(cohort, str) else "the data are not at hand"
             self.reason = f"each client draws its own noise, and {why}"
 

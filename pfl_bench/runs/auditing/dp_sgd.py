@@ -24,9 +24,9 @@ from pfl_bench.client.forward import Forward
 from pfl_bench.client.optimizers import rate_factor
 from pfl_bench.profiling import one_thread
 from pfl_bench.rng import Purpose, stream, torch_seed
-from pfl_bench.runs.audit_rebuilt import OpenedRun
+from pfl_bench.runs.auditing.opened import OpenedRun
+from pfl_bench.runs.auditing.starts import load_optimizer, noise_generator, random_layer
 from pfl_bench.runs.checkpoint import load, steps_saved
-from pfl_bench.runs.recompute_start import load_optimizer, noise_generator, random_layer
 from pfl_bench.types import FederatedSplit, NormalizesByStatistics
 from privacy.audit.check import Check, Finding, conclude
 from privacy.audit.errors import IncompleteError, SkippedError

@@ -16,12 +16,13 @@ import numpy as np
 from pfl_bench.client import machine
 from pfl_bench.files import read_metrics
 from pfl_bench.profiling import one_thread
-from pfl_bench.runs.audit_inputs import METRICS_FILE
-from pfl_bench.runs.audit_rebuilt import OpenedRun
+from pfl_bench.runs.auditing.inputs import METRICS_FILE
+from pfl_bench.runs.auditing.opened import OpenedRun
+from pfl_bench.runs.auditing.starts import Starts
 from pfl_bench.runs.checkpoint import load
-from pfl_bench.runs.recompute_start import ImpossibleError, Starts
 from pfl_bench.types import ConfigError
 from privacy.audit.check import Check
+from privacy.audit.errors import SkippedError
 from privacy.audit.recomputed import (
     MOST,
     ROUNDING,
@@ -124,7 +125,7 @@ def recompute_run(
     try:
         work = _Work(run, seed, done)
         work.go(started + seconds if mode == "sample" else float("inf"))
-    except ImpossibleError as error:
+    except SkippedError as error:
         done.reasons.append(str(error))
     done.seconds = time.monotonic() - started
     return done
@@ -138,7 +139,7 @@ class _Work:
         try:
             lines = read_ledger(run.folder / "ledger.jsonl")
         except LedgerError as error:
-            raise ImpossibleError(f"the ledger is not sound ({error})") from None
+            raise SkippedError(f"the ledger is not sound ({error})") from None
         done.of = len(lines)
         self._run = Starts(run, lines, seed)
         metrics = run.folder / METRICS_FILE

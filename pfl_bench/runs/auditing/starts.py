@@ -13,11 +13,12 @@ from torch import Tensor, nn
 
 from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.federated.central_gradient import private_gradient
-from pfl_bench.federated.parts import build_algorithm, build_compression
-from pfl_bench.runs.audit_rebuilt import OpenedRun, devices_of
+from pfl_bench.federated.parts import FederatedParts, build_algorithm
+from pfl_bench.runs.auditing.opened import OpenedRun
 from pfl_bench.runs.checkpoint import load, steps_saved
 from pfl_bench.simulation.devices.cohorts import digest_of
 from pfl_bench.types import ClientUpload, LocalResult, TransformsBatches, UserInputError
+from privacy.audit.errors import SkippedError
 from privacy.audit.inputs import as_number
 from privacy.reference.central import Optimizer
 from privacy.reference.client import Learner, Trained
@@ -30,10 +31,6 @@ from privacy.reference.round import MECHANISMS, Rule, State
 _LEAST = 1e-9
 
 
-class ImpossibleError(Exception):
-    """Nothing can be computed again, for the reason that the message has."""
-
-
 class Starts:
     """A run whose rounds are to be computed again, from its ledger's lines.
 
@@ -43,7 +40,7 @@ class Starts:
         transforms: Of updates that are sent, by name: the algorithm's and compressions.
 
     Raises:
-        ImpossibleError: Lines, seed, data, devices or model are not there, or not the run's.
+        SkippedError: Lines, seed, data, devices or model are not there, or not the run's.
     """
 
     def __init__(self, run: OpenedRun, lines: list[dict[str, Any]], seed: int | None) -> None:
@@ -52,64 +49,55 @@ class Starts:
         if not why and seed is None:
             why = "no file has the seed of cohorts and noise"
         if why or isinstance(run.opened, str):
-            raise ImpossibleError(why or str(run.opened))
+            raise SkippedError(why or str(run.opened))
         assert seed is not None
         self.seed = seed
         self.checkpoints = steps_saved(run.folder / "checkpoints")
-        self._task, model = run.opened
-        self._split = self._task.split("train")
-        if self._task.facts.checksum != lines[0].get("data"):
-            raise ImpossibleError("the data are not those of the ledger")
+        self._run, self._parts = run, run.parts()
+        if self._parts.task.facts.checksum != lines[0].get("data"):
+            raise SkippedError("the data are not those of the ledger")
         try:
-            self._traces = devices_of(run.resolved, self._task)
+            traces = run.devices
         except (UserInputError, OSError) as error:
-            raise ImpossibleError(f"the devices cannot be opened ({error})") from None
+            raise SkippedError(f"the devices cannot be opened ({error})") from None
         begun = run.recorded("private_seed", "parts", "simulated_devices")
-        if self._traces is not None and begun != digest_of(self._traces):
-            raise ImpossibleError("the devices are not those that the run began with")
+        if traces is not None and begun != digest_of(traces):
+            raise SkippedError("the devices are not those that the run began with")
         ran_on = str(run.recorded("hardware", "device") or "cpu")
-        modules = model.module.modules()
+        modules = self._parts.model.module.modules()
         drops = [m for m in modules if isinstance(m, nn.modules.dropout._DropoutNd)]
         if any(layer.p > 0 for layer in drops) and not ran_on.startswith("cpu"):
-            raise ImpossibleError(
-                f"dropout was drawn by the generator of another device ({ran_on})"
-            )
-        self._learner = self._learner_of(model.module)
-        weights = [weight.detach() for weight in self._learner.weights]
-        self.initial = self._learner.flat(weights).clone()
+            raise SkippedError(f"dropout was drawn by the generator of another device ({ran_on})")
+        self._learner = self._learner_of(self._parts)
+        self.initial = self._parts.model.vector.clone()
 
-    def _learner_of(self, module: nn.Module) -> Learner:
-        config, task = self.resolved.config, self._task
-        assert config.federated is not None
+    def _learner_of(self, parts: FederatedParts) -> Learner:
+        config, task = self.resolved.config, parts.task
         return Learner(
-            module=module,
-            read=self._split.read_user,
+            module=parts.model.module,
+            read=parts.split.read_user,
             loss=task.loss,
             transform=task.transform if isinstance(task, TransformsBatches) else None,
-            local=build_algorithm(self.resolved, config.federated).local_training,
+            local=parts.algorithm.local_training,
             seed=config.seed,
             bfloat16=config.precision == "bfloat16",
             channels_last=config.channels_last,
         )
 
-    def _devices_of(self, algorithm: Any, transforms: Mapping[str, Any]) -> Devices | None:
+    def _devices_of(self, parts: FederatedParts) -> Devices | None:
         """Devices as the run began with them; None where users are drawn."""
-        config, length = self.resolved.config, 4.0 * len(self.initial)
-        if config.systems is None or self._traces is None:
+        config, traces = self.resolved.config, self._run.devices
+        if traces is None:
             return None
-        sent = [transform.expected_bytes for transform in transforms.values()]
         return Devices(
-            traces=self._traces,
+            traces=traces,
             systems=config.systems,
             options=config.federated,
-            local=algorithm.local_training,
+            local=parts.algorithm.local_training,
             selection=self.resolved.tree["federated"]["selection"]["name"],
             seed=config.seed,
-            sizes=np.diff(self._split.offsets),
-            num_bytes=(
-                len(algorithm.downloads) * length,
-                length + sum(size - length for size in sent if size is not None),
-            ),
+            sizes=np.diff(parts.split.offsets),
+            num_bytes=(parts.download_bytes, parts.upload_bytes),
         )
 
     def _strategy(self) -> Any:
@@ -118,14 +106,13 @@ class Starts:
         if self.lines[0].get("mechanism") != "column_normalized_banded":
             return recorded
         if not self.checkpoints:
-            raise ImpossibleError("no checkpoint has the columns that the noise is made by")
+            raise SkippedError("no checkpoint has the columns that the noise is made by")
         return load(self.checkpoints[max(self.checkpoints)])["trainer"]["mechanism"]["columns"]
 
     @functools.cached_property
     def _mechanism(self) -> Gaussian:
         """The mechanism as the run begins with it; copies share draws of correlated noise."""
-        options, own = self.resolved.config.federated, self.resolved.mechanism_options
-        assert options is not None
+        options, own = self._parts.options, self.resolved.mechanism_options
         assert own is not None
         name = self.resolved.tree["privacy"]["mechanism"]["name"]
         simulated = self.lines[0].get("simulated") or {}
@@ -133,7 +120,7 @@ class Starts:
             as_number(simulated.get(key)) for key in ("noise_multiplier", "cohort_size")
         )
         if not (multiplier == 0.0 or _LEAST <= multiplier <= 1.0 / _LEAST) or not cohort >= _LEAST:
-            raise ImpossibleError("the ledger has no noise multiplier and cohort that noise has")
+            raise SkippedError("the ledger has no noise multiplier and cohort that noise has")
         setting = Setting(
             name=name,
             options=own.model_dump(),
@@ -149,19 +136,14 @@ class Starts:
 
     def at(self, step: int) -> tuple[Rule, State]:
         """Start of the round after so many rounds."""
-        resolved = self.resolved
-        options = resolved.config.federated
-        assert options is not None
-        algorithm = build_algorithm(resolved, options)
-        algorithm.begin(self._split.num_users, self.initial)
-        transforms = {} if algorithm.transform is None else {"algorithm": algorithm.transform}
-        transforms |= build_compression(resolved, len(self.initial))
-        self.transforms = transforms
+        parts = self._run.parts()
+        options, algorithm = parts.options, parts.algorithm
+        self.transforms = transforms = parts.transforms
         state = State(
             self.initial.clone(),
             copy.copy(self._mechanism),
             Optimizer(options.central_optimizer, len(self.initial)),
-            self._devices_of(algorithm, transforms),
+            self._devices_of(parts),
         )
         if step:
             saved = load(self.checkpoints[step])["trainer"]
@@ -195,12 +177,10 @@ class Starts:
             private_gradient(algorithm, options.cohort_size, mean, out)
             return out
 
-        users = self._split.num_users
-        privacy = resolved.config.privacy
+        privacy, users = self.resolved.config.privacy, parts.split.num_users
         canaries = None if privacy is None else privacy.audit
         hooks = (algorithm.correction, send, gradient)
-        rule = Rule(options, self.seed, users, self._learner, *hooks, canaries)
-        return rule, state
+        return Rule(options, self.seed, users, self._learner, *hooks, canaries), state
 
 
 def _unknown(resolved: ResolvedConfig, rounds: int) -> str:

@@ -1,0 +1,1 @@
+"""Auditing a run's folder: what it has, opened, drawn and computed again."""

@@ -1,0 +1,141 @@
+"""A run's folder, opened for an audit: data, model and parts as they are made today."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pfl_bench.client.flat_model import FlatModel, batchnorm_layers
+from pfl_bench.client.forward import Forward
+from pfl_bench.config.loading import ResolvedConfig
+from pfl_bench.federated.parts import FederatedParts, RunParts, build_model, build_task
+from pfl_bench.federated.privacy_session import make_federated_plan
+from pfl_bench.federated.sampling import build_participants
+from pfl_bench.files import read_json
+from pfl_bench.simulation.devices.cohorts import open_devices
+from pfl_bench.simulation.devices.devices import Devices
+from pfl_bench.trainers.central import make_central_plan
+from pfl_bench.types import Task, UserInputError
+from privacy.audit.inputs import DataAtHand, Rebuilt
+from privacy.errors import PrivacyError
+from privacy.plan.plan import tensor_digest
+from privacy.statement.statement import PrivacyStatement, Status
+
+
+@dataclass(frozen=True)
+class OpenedRun:
+    """A run's folder, and its data and model as they are built today, on the CPU.
+
+    Attributes:
+        environment: Content of ``environment.json``; empty if there is none.
+        data: Facts of data and model.
+        opened: Data and model; in words, why they cannot be opened.
+    """
+
+    folder: Path
+    resolved: ResolvedConfig
+    environment: Mapping[str, Any]
+    data: DataAtHand
+    opened: tuple[Task, FlatModel] | str
+
+    def recorded(self, *path: str) -> Any:
+        """A member of a member ... of the environment; None if it has not got it."""
+        part: Any = self.environment
+        for key in path:
+            part = part.get(key) if isinstance(part, Mapping) else None
+        return part
+
+    @property
+    def is_known_model(self) -> bool:
+        """Whether the model is built with the parameters that the run began with."""
+        begun = self.recorded("model", "initial_digest")
+        return not isinstance(self.opened, str) and begun == self.opened[1].initial_digest
+
+    @functools.cached_property
+    def devices(self) -> Devices | None:
+        """The devices that the run simulates, if it does, of data that are open.
+
+        UserInputError or OSError if they are not there, or not sound.
+        """
+        assert not isinstance(self.opened, str)
+        if self.resolved.config.systems is None:
+            return None
+        return open_devices(self.resolved, self.opened[0].split("train").num_users)
+
+    def parts(self) -> FederatedParts:
+        """The parts of a federated run whose data are open, as it begins with them."""
+        assert not isinstance(self.opened, str)
+        task, model = self.opened
+        # Nothing is computed by it: any machine has this one.
+        forward = Forward(model.module, task, model.device)
+        return FederatedParts.of(RunParts(self.resolved, task, model, forward))
+
+
+def open_run(folder: Path, resolved: ResolvedConfig) -> OpenedRun:
+    """Open data and model of a run; RunFolderError if ``environment.json`` is damaged."""
+    environment = read_json(folder / "environment.json") or {}
+    device = torch.device("cpu")
+    try:
+        task = build_task(resolved, device)
+        split = task.split("train")
+    except (UserInputError, OSError) as error:
+        why = f"the data cannot be opened ({error}); --data names the file"
+        return OpenedRun(folder, resolved, environment, DataAtHand(why_absent=why), why)
+    units = split.num_users if resolved.config.central is None else split.num_examples
+    data = DataAtHand(units, task.facts.checksum)
+    try:
+        model = build_model(resolved, task, device)
+    except (UserInputError, OSError, ValueError) as error:
+        why = f"the model cannot be built ({error})"
+        return OpenedRun(folder, resolved, environment, replace(data, why_absent=why), why)
+    layers = batchnorm_layers(model.module)
+    data = replace(data, num_parameters=model.num_parameters, batchnorm_layers=layers)
+    run = OpenedRun(folder, resolved, environment, data, (task, model))
+    # A model that is drawn otherwise by this machine or this version is not the run's.
+    digest = tensor_digest(model.vector) if run.is_known_model else None
+    return replace(run, data=replace(data, initial_sha256=digest))
+
+
+def rebuild(run: OpenedRun, status: Status) -> Rebuilt | str:
+    """State anew what a run guarantees, from its configuration and its data alone.
+
+    Of its folder nothing is read. Gives the statement, or why the configuration has none; in words,
+    such as those of ``opened``, why that is not known.
+    """
+    if isinstance(run.opened, str):
+        return run.opened
+    try:
+        stated = _stated(run, *run.opened, status)
+    except (UserInputError, PrivacyError) as error:
+        return Rebuilt(None, f"the configuration cannot be run: {error}")
+    except OSError as error:
+        return f"the statement cannot be computed anew ({error})"
+    if stated is None:
+        return Rebuilt(None, "the configuration claims no privacy")
+    return Rebuilt(stated.to_json_dict(), "")
+
+
+def _stated(
+    run: OpenedRun, task: Task, model: FlatModel, status: Status
+) -> PrivacyStatement | None:
+    config = run.resolved.config
+    if config.central is None:
+        parts = run.parts()
+        participants = build_participants(parts, run.devices, config.seed, run.folder)
+        plan = make_federated_plan(parts, participants)
+        return None if plan is None else plan.statement(plan.planned_rounds, status)
+    of_examples = make_central_plan(run.resolved, task.split("train"), model)
+    if of_examples is None:
+        return None
+    steps = planned = of_examples.request.steps
+    if of_examples.max_steps is not None:
+        steps = min(steps, of_examples.max_steps)
+    if status == "final":
+        # An epoch that the budget does not allow is not begun.
+        steps -= steps % (planned // config.central.num_epochs)
+    return of_examples.statement(steps, status)
