@@ -117,24 +117,23 @@ def audit_run(
     digest = ledger_digest(folder)
     checks, evidence = audit_with_evidence(iterate_ledger(folder / LEDGER_FILE), inputs)
     seed = inputs.seed.value if isinstance(inputs.seed, SeedRecord) else None
-    if resolved.config.central is None:
-        again = recompute_run(run, seed, "none" if evidence is None else recompute, seconds)
-        checks = [*checks, again.to_check()] if again.mode != "none" else checks
-    else:
-        again = recompute_run(run, seed, "none")
+    is_central = resolved.config.central is not None
+    mode: Mode = "none" if is_central or evidence is None else recompute
+    again = recompute_run(run, seed, mode, seconds)
+    if mode != "none":
+        checks = [*checks, again.to_check()]
+    if is_central:
         again.mode, again.unit = recompute, "steps"
+    if is_central and evidence is not None:
         # Batches and noise are drawn for as long again as sums are computed.
         limits = {"none": _RECOMPUTE_SECONDS, "first": 0.0, "all": math.inf}
-        steps = {}
-        if evidence is not None:
-            wanted = limits.get(recompute, seconds / 2.0)
-            multiplier = as_number(statement.get("noise_multiplier"))
-            made = recompute_dp_sgd(run, evidence, multiplier, seed, wanted)
-            steps = {check.name: check for check in made}
-            again.of = len(evidence.steps)
-            found = steps["recompute"].numbers.get("steps", 0)
-            again.rounds = list(range(1, int(found) + 1))
-        checks = [check for check in checks if check.name not in steps] + list(steps.values())
+        multiplier = as_number(statement.get("noise_multiplier"))
+        limit = limits.get(recompute, seconds / 2.0)
+        made = recompute_dp_sgd(run, evidence, multiplier, seed, limit)
+        names = {check.name for check in made}
+        checks = [*(check for check in checks if check.name not in names), *made]
+        again.of = len(evidence.steps)
+        again.rounds = list(range(1, 1 + int(made[-1].numbers.get("steps", 0))))
     selection = read_json(folder / "selection.json")
     if selection is not None:
         checks = [*checks, check_selection(selection, evidence, inputs)]

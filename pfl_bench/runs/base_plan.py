@@ -58,43 +58,34 @@ def plan_of_statement(resolved: ResolvedConfig, statement: Mapping[str, Any]) ->
     }
 
 
-def compose_of(resolved: ResolvedConfig) -> Compose:
-    """Composition of rounds of a configuration's mechanism."""
-    return compose_by(configured_of(resolved))
-
-
 def configured_of(resolved: ResolvedConfig) -> Configured:
     """Settings of a private run, as its configuration has them."""
     config, privacy = resolved.config, resolved.config.privacy
     assert privacy is not None
     federated, central = config.federated, config.central
+    own: dict[str, Any] = {
+        "budget_epsilon": privacy.epsilon,
+        "noise_multiplier": privacy.noise_multiplier,
+        "delta": privacy.delta,
+        "accountant": privacy.accountant,
+    }
     if central is not None:
         return Configured(
             unit="example",
             mechanism=_EXAMPLE_LEVEL,
             mechanism_options=_example_level_options(resolved),
             sampling=central.sampling,
-            separation=1,
-            population_size=None,
-            hypothetical_population=False,
             cohort_size=central.batch_size,
-            noise_cohort_size=None,
             num_rounds=central.num_epochs,
-            weighting="uniform",
-            budget_epsilon=privacy.epsilon,
-            noise_multiplier=privacy.noise_multiplier,
-            delta=privacy.delta,
-            accountant=privacy.accountant,
             description=DP_SGD,
+            **own,
         )
     assert federated is not None
-    name = resolved.tree["privacy"]["mechanism"]["name"]
-    options = resolved.mechanism_options
-    noise_cohort = privacy.noise_cohort_size or federated.cohort_size
+    name, options = resolved.tree["privacy"]["mechanism"]["name"], resolved.mechanism_options
     scale = NoiseScale(
         0.0,
         federated.cohort_size,
-        noise_cohort,
+        privacy.noise_cohort_size or federated.cohort_size,
         num_rounds=federated.num_rounds,
         separation=federated.separation,
     )
@@ -111,12 +102,9 @@ def configured_of(resolved: ResolvedConfig) -> Configured:
         noise_cohort_size=privacy.noise_cohort_size,
         num_rounds=federated.num_rounds,
         weighting=federated.weighting,
-        budget_epsilon=privacy.epsilon,
-        noise_multiplier=privacy.noise_multiplier,
-        delta=privacy.delta,
-        accountant=privacy.accountant,
         description=build_mechanism(name, options, scale).description,
         max_participations=federated.max_participations,
+        **own,
     )
 
 
@@ -129,8 +117,11 @@ def _example_level_options(resolved: ResolvedConfig) -> dict[str, Any]:
     return options
 
 
-def compose_by(configured: Configured) -> Compose:
+def compose_of(resolved: ResolvedConfig) -> Compose:
     """Composition of rounds of a recorded mechanism, by the mechanism, built anew."""
+    federated = resolved.config.federated
+    # DP-SGD has no mechanism that would have to know.
+    num_rounds = 1 if federated is None else federated.num_rounds
 
     def composition(
         name: str,
@@ -152,7 +143,7 @@ def compose_by(configured: Configured) -> Compose:
             0.0,
             participation.cohort_size,
             participation.cohort_size,
-            num_rounds=configured.num_rounds,
+            num_rounds=num_rounds,
             separation=participation.min_separation,
         )
         read = module.Options.model_validate_json(json.dumps(dict(options)))

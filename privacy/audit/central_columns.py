@@ -21,11 +21,11 @@ _DIGESTS = ("central", "users", "trained", "release")
 _WIDTH = 1 + PROJECTIONS + COORDINATES
 
 
+@dataclass(frozen=True, slots=True)
 class Sketches:
-    """Sketches of one vector a round, shape (T, 11), float64; NaN where there is none."""
+    """Sketches of one vector a round; NaN where there is none."""
 
-    def __init__(self, rows: NDArray[np.float64]) -> None:
-        self.rows = rows
+    rows: NDArray[np.float64]  # shape (T, 11)
 
     @property
     def norm(self) -> NDArray[np.float64]:
@@ -49,14 +49,6 @@ def sketch_row(record: Mapping[str, Any], where: str) -> list[float]:
     for key, width in (("projections", PROJECTIONS), ("coordinates", COORDINATES)):
         row += values.numbers(record.get(key) if record else [], width, f"{where}.{key}")
     return row
-
-
-@dataclass(frozen=True, slots=True)
-class CentralState:
-    """Central parameters at one time, as a checkpoint holds them."""
-
-    sha256: str  # digest, in hexadecimal
-    row: tuple[float, ...]  # shape (11,): their sketch, as a row of ``Sketches``
 
 
 class CentralColumns:

@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from privacy.accountant import ACCOUNTANTS, compose_epsilon
-from privacy.amplification import Composition, Participation
+from privacy.amplification import Composition
 from privacy.audit.check import Finding, check
 from privacy.audit.described import contradictions, describe
 from privacy.audit.errors import SkippedError
 from privacy.audit.evidence import Evidence
 from privacy.audit.inputs import AuditInputs, as_number
+from privacy.audit.own_schemes import users_of
 from privacy.errors import PrivacyError
 from privacy.statement.statement import json_epsilon
 
@@ -33,8 +33,7 @@ _OWN_WORD = "; what is composed is the mechanism's own word"
 _MOST_SEGMENTS = 20
 
 
-def accounted_rounds(evidence: Evidence, inputs: AuditInputs) -> int:
-    """Rounds that the stated epsilons are of: those recorded, or, before the end, those planned."""
+def _accounted_rounds(evidence: Evidence, inputs: AuditInputs) -> int:
     if not inputs.is_final:
         planned = as_number(inputs.statement.get("rounds"))
         if not planned.is_integer():
@@ -47,59 +46,32 @@ def accounted_rounds(evidence: Evidence, inputs: AuditInputs) -> int:
 
 
 def compositions(
-    evidence: Evidence, inputs: AuditInputs, label: str, rounds: int
-) -> list[Composition]:
-    """Compositions of the recorded rounds of one setting; equal rounds are one composition.
+    evidence: Evidence, inputs: AuditInputs, label: str
+) -> tuple[list[Composition], int]:
+    """Compositions of the rounds of one setting, and their number; equal rounds are one.
 
-    The last segment has the rounds that the others leave. ``ValueError``: the mechanism has no
+    The rounds are those of the stated epsilons: the recorded ones, or, before the end, those
+    planned. The last segment has those that the others leave. ``ValueError``: the mechanism has no
     guarantee under these constants, or one is no number.
     """
-    parts, left, segments = [], rounds, evidence.segments
+    rounds = left = _accounted_rounds(evidence, inputs)
+    parts, segments = [], evidence.segments
     if len(segments) > _MOST_SEGMENTS:
         raise PrivacyError(f"the constants change {len(segments) - 1} times, too often to compose")
     for number, segment in enumerate(segments, start=1):
         constants = segment.constants
-        side = constants.get(label) or {}
         count = left if number == len(segments) else min(segment.rounds, left)
         left -= count
-        cap = constants.get("max_participations")
-        participation = Participation.named(
-            str(constants.get("sampling")),
-            _whole(side.get("population_size"), f"{label}.population_size"),
-            as_number(side.get("cohort_size")),
-            _whole(constants.get("separation", 1), "separation"),
-            None if cap is None else _whole(cap, "max_participations"),
-        )
         parts.append(
             inputs.composition(
                 str(constants.get("mechanism")),
                 constants.get("mechanism_options") or inputs.configured.mechanism_options,
-                participation,
-                as_number(side.get("noise_multiplier")),
+                users_of(constants, label),
+                as_number((constants.get(label) or {}).get("noise_multiplier")),
                 count,
             )
         )
-    return parts
-
-
-def _whole(value: Any, name: str) -> int:
-    number = as_number(value)
-    if not number.is_integer():
-        raise PrivacyError(f"{name} is {value!r} in the ledger, but must be a whole number")
-    return int(number)
-
-
-def epsilons_by(
-    parts: Sequence[Composition], delta: float
-) -> tuple[dict[str, float], dict[str, str]]:
-    """Epsilon by each accountant that can compose the parts, and why the others cannot."""
-    values, reasons = {}, {}
-    for accountant in ACCOUNTANTS:
-        try:
-            values[accountant] = compose_epsilon(parts, delta, accountant)
-        except PrivacyError as error:
-            reasons[accountant] = str(error)
-    return values, reasons
+    return parts, rounds
 
 
 @check(
@@ -113,10 +85,15 @@ def check_epsilon(evidence: Evidence, inputs: AuditInputs, label: str) -> Findin
     side = inputs.side(label)
     stated, delta = as_number(side.get("epsilon")), as_number(side.get("delta"))
     own, found = str(inputs.statement.get("accountant")), Finding()
+    values: dict[str, float] = {}
+    reasons: dict[str, str] = {}
     try:
-        rounds = accounted_rounds(evidence, inputs)
-        parts = compositions(evidence, inputs, label, rounds)
-        values, reasons = epsilons_by(parts, delta)
+        parts, rounds = compositions(evidence, inputs, label)
+        for accountant in ACCOUNTANTS:
+            try:
+                values[accountant] = compose_epsilon(parts, delta, accountant)
+            except PrivacyError as error:
+                reasons[accountant] = str(error)
     except (ValueError, ZeroDivisionError) as error:
         return Finding([f"the recorded rounds cannot be accounted: {error}"]).seen("nothing")
     found.problems, unheld = _composition_problems(evidence, inputs, label, parts, rounds)
@@ -194,8 +171,7 @@ def check_budget(evidence: Evidence, inputs: AuditInputs) -> Finding:
     )
     delta = as_number(inputs.side("simulated").get("delta"))
     try:
-        rounds = accounted_rounds(evidence, inputs)
-        parts = compositions(evidence, inputs, "simulated", rounds)
+        parts, rounds = compositions(evidence, inputs, "simulated")
         epsilon = compose_epsilon(parts, delta, own)
     except (ValueError, ZeroDivisionError) as error:
         return Finding([f"no epsilon can be computed: {error}"]).seen("nothing")

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from privacy.audit.central_columns import Sketches
+from privacy.audit.central_columns import Sketches, sketch_row
 from privacy.audit.central_steps import CentralOptimizer, steps_of
 from privacy.audit.check import Finding, check
 from privacy.audit.errors import IncompleteError, SkippedError
@@ -87,7 +87,7 @@ def _after(evidence: Evidence, inputs: AuditInputs) -> Sketches:
     last = np.full((1, rows.shape[1]), np.nan)
     saved = inputs.saved
     if saved is not None and saved.central is not None and saved.rounds == evidence.rounds:
-        last[0] = saved.central.row
+        last[0] = sketch_row(saved.central, "the checkpoint")
     return Sketches(np.concatenate([rows[1:], last]))
 
 
@@ -136,8 +136,8 @@ def check_central_chain(evidence: Evidence, inputs: AuditInputs) -> Finding:
         if saved.rounds in digests:
             agreeing.append(where)
         other = f"{where} holds another model than the ledger has after that round"
-        known = digests.setdefault(saved.rounds, saved.central.sha256)
-        found.add(known != saved.central.sha256, other)
+        held = saved.central["sha256"]
+        found.add(digests.setdefault(saved.rounds, held) != held, other)
     has_model = summary is not None and isinstance(summary.get("model_sha256"), str)
     if summary is not None and has_model:
         chosen = summary.get("selected")

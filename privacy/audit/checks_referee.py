@@ -26,7 +26,7 @@ from functools import lru_cache, partial
 
 from privacy.audit import referee, referee_renyi
 from privacy.audit.check import Finding, check
-from privacy.audit.checks_accounting import accounted_rounds, compositions
+from privacy.audit.checks_accounting import compositions
 from privacy.audit.described import Described, describe
 from privacy.audit.errors import IncompleteError, SkippedError
 from privacy.audit.evidence import Evidence
@@ -62,8 +62,7 @@ def check_referee(evidence: Evidence, inputs: AuditInputs, label: str) -> Findin
     side, found = inputs.side(label), Finding()
     epsilon, delta = as_number(side.get("epsilon")), as_number(side.get("delta"))
     try:
-        rounds = accounted_rounds(evidence, inputs)
-        part = compositions(evidence, inputs, label, rounds)[0]
+        (part,), rounds = compositions(evidence, inputs, label)
         described = describe(evidence, inputs, label, rounds, part)
     except (ValueError, ZeroDivisionError) as error:
         raise SkippedError(f"the recorded constants cannot be described ({error})") from error

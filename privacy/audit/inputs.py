@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from privacy.audit.central_columns import CentralState
 from privacy.audit.central_steps import CentralOptimizer
 from privacy.description import Description
 from privacy.errors import PrivacyError
@@ -36,7 +35,7 @@ METRICS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Configured:
     """Settings of the run, as it was configured."""
 
@@ -45,13 +44,13 @@ class Configured:
     mechanism_options: Mapping[str, Any]  # its options, every default filled in
     sampling: str  # "poisson", "cyclic_poisson", "fixed_size", "full" or "selected"
     # Groups of "cyclic_poisson", distance that "selected" enforces; 1 under the other schemes.
-    separation: int
-    population_size: int | None  # users of the simulated deployment; None for those of the data
-    hypothetical_population: bool  # whether ``population_size`` may differ from the data's users
+    separation: int = 1
+    population_size: int | None = None  # users of the simulated deployment; None for the data's
+    hypothetical_population: bool = False  # whether it may differ from the data's users
     cohort_size: float  # configured expected users (examples) of a round (step)
-    noise_cohort_size: float | None  # cohort whose noise is simulated; None for ``cohort_size``
+    noise_cohort_size: float | None = None  # whose noise is simulated; None for ``cohort_size``
     num_rounds: int  # lines that the ledger has at most: planned rounds, or epochs
-    weighting: str  # "uniform" or "examples"
+    weighting: str = "uniform"  # "uniform" or "examples"
     budget_epsilon: float | None  # bound of the simulated epsilon; None for none
     noise_multiplier: float | None  # z; None if it was calibrated to the budget
     delta: float | None  # None for the default, N ** -1.1 of each setting
@@ -85,7 +84,8 @@ class Saved:
     mechanism: Mapping[str, Any] | None
     # SHA-256 of the ledger's last line when it was saved; None where it has none.
     digest: str | None = None
-    central: CentralState | None = None  # the model that it holds; None where it has none
+    # The model that it holds, as ``central_state`` records it; None where it has none.
+    central: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

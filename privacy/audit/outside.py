@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from privacy.accountant import compose_epsilon
-from privacy.audit.checks_accounting import accounted_rounds, compositions
+from privacy.audit.checks_accounting import compositions
 from privacy.audit.evidence import Evidence
 from privacy.audit.inputs import SIDES, AuditInputs, as_number
 from privacy.errors import PrivacyError
@@ -51,7 +51,7 @@ def tuned_runs(evidence: Evidence, inputs: AuditInputs, runs: int) -> TunedRuns:
     for label in SIDES:
         delta = as_number(inputs.side(label).get("delta"))
         try:
-            parts = compositions(evidence, inputs, label, accounted_rounds(evidence, inputs))
+            parts, _ = compositions(evidence, inputs, label)
             together = [repeated(part, runs) for part in parts]
             epsilons[label] = json_epsilon(compose_epsilon(together, delta, accountant))
         except (ArithmeticError, ValueError) as error:

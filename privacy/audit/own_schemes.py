@@ -27,18 +27,28 @@ ADJACENCY = {
 
 def own_users(constants: Mapping[str, Any], label: str = "actual") -> Participation | None:
     """Users as a scheme draws them that is not described here; None of any other."""
-    name, side = str(constants.get("sampling")), constants.get(label)
-    if name in ADJACENCY or not isinstance(side, Mapping):
+    if str(constants.get("sampling")) in ADJACENCY or not isinstance(constants.get(label), Mapping):
         return None
-    sizes = [as_number(side.get(key)) for key in ("population_size", "cohort_size")]
-    cap = constants.get("max_participations")
     try:
-        return Participation.named(
-            name,
-            int(sizes[0]),
-            sizes[1],
-            int(as_number(constants.get("separation", 1))),
-            None if cap is None else int(as_number(cap)),
-        )
-    except (PrivacyError, ValueError, OverflowError):
+        return users_of(constants, label)
+    except ValueError:
         return None
+
+
+def users_of(constants: Mapping[str, Any], label: str) -> Participation:
+    """Users as a side of the constants has them drawn; ``ValueError`` for numbers that are none."""
+    side, cap = constants.get(label) or {}, constants.get("max_participations")
+    return Participation.named(
+        str(constants.get("sampling")),
+        _whole(side.get("population_size"), f"{label}.population_size"),
+        as_number(side.get("cohort_size")),
+        _whole(constants.get("separation", 1), "separation"),
+        None if cap is None else _whole(cap, "max_participations"),
+    )
+
+
+def _whole(value: Any, name: str) -> int:
+    number = as_number(value)
+    if not number.is_integer():
+        raise PrivacyError(f"{name} is {value!r} in the ledger, but must be a whole number")
+    return int(number)

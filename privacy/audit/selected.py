@@ -14,7 +14,7 @@ from typing import Any
 from privacy.accountant import check_delta
 from privacy.amplification import Composition, Participation
 from privacy.audit.check import Check, Finding, conclude
-from privacy.audit.checks_accounting import accounted_rounds, compositions
+from privacy.audit.checks_accounting import compositions
 from privacy.audit.evidence import Evidence
 from privacy.audit.inputs import SIDES, AuditInputs, Compose, as_number
 from privacy.errors import PrivacyError
@@ -92,7 +92,7 @@ def _check_side(
         f"epsilon ({side}) is recorded as {stated:.6g}, but comes to {derived:.6g}",
     )
     if evidence is not None:
-        own = compositions(evidence, inputs, side, accounted_rounds(evidence, inputs))
+        own, _ = compositions(evidence, inputs, side)
         known = len(own) == 1 and any(_is_within(own[0], plan) for plan in plans)
         found.add(not known, f"the ledger's rounds ({side}) are none of the recorded plans")
     return derived

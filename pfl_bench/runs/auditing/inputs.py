@@ -22,12 +22,11 @@ from pfl_bench.federated.parts import build_algorithm
 from pfl_bench.files import read_json, read_metrics
 from pfl_bench.runs.auditing.opened import OpenedRun, rebuild
 from pfl_bench.runs.auditing.replay import make_replay
-from pfl_bench.runs.base_plan import compose_by, configured_of
+from pfl_bench.runs.base_plan import compose_of, configured_of
 from pfl_bench.runs.checkpoint import load_latest
 from pfl_bench.runs.membership import read_attacks
 from pfl_bench.simulation.devices.cohorts import digest_of
 from pfl_bench.types import Algorithm, UserInputError
-from privacy.audit.central_columns import CentralState, sketch_row
 from privacy.audit.central_steps import CentralOptimizer
 from privacy.audit.errors import SkippedError
 from privacy.audit.inputs import (
@@ -46,13 +45,13 @@ METRICS_FILE = "metrics.jsonl"
 
 def gather_inputs(run: OpenedRun, statement: Mapping[str, Any]) -> AuditInputs:
     """Gather them, of a private run and its statement; RunFolderError if a file is damaged."""
-    folder, resolved, configured = run.folder, run.resolved, configured_of(run.resolved)
+    folder, resolved = run.folder, run.resolved
     saved, seed = _read_saved(folder)
     record, is_final = _read_seed(run, seed), statement["status"] == "final"
     return AuditInputs(
         statement=statement,
-        configured=configured,
-        composition=compose_by(configured),
+        configured=configured_of(resolved),
+        composition=compose_of(resolved),
         data=run.data,
         saved=saved,
         summary=read_json(folder / "summary.json"),
@@ -79,8 +78,7 @@ def _read_saved(folder: Path) -> tuple[Saved | None, int | None]:
     central = trainer.get("central")
     held = None
     if isinstance(central, torch.Tensor) and central.dtype == torch.float32 and central.numel():
-        record = central_state(central)
-        held = CentralState(record["sha256"], tuple(sketch_row(record, "the checkpoint")))
+        held = central_state(central)
     saved = Saved(int(state["step"]), trainer.get("mechanism"), private.get("ledger"), held)
     return saved, private.get("seed")
 
