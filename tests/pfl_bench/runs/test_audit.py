@@ -342,13 +342,13 @@ def test_a_run_that_was_cut_is_audited_against_its_plan(
 def test_data_that_are_gone_are_skipped_and_said(
     copied: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pfl_bench.runs import audit_rebuilt
+    from pfl_bench.runs.auditing import opened
     from pfl_bench.types import DataError
 
     def gone(*_: object) -> None:
         raise DataError("digits.h5: no such file")
 
-    monkeypatch.setattr(audit_rebuilt, "build_task", gone)
+    monkeypatch.setattr(opened, "build_task", gone)
     checks = {check.name: check for check in audit_run(copied, 1).checks}
     assert checks["population"].outcome == "skipped"
     assert "digits.h5: no such file" in checks["population"].evidence

@@ -353,13 +353,13 @@ def test_a_run_that_was_resumed_passes(tmp_path: Path, monkeypatch: pytest.Monke
 def test_data_that_are_not_where_the_configuration_says_leave_it_incomplete(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pfl_bench.runs import audit_rebuilt
+    from pfl_bench.runs.auditing import opened
     from pfl_bench.types import DataError
 
     def gone(*_: object) -> None:
         raise DataError("digits.h5: no such file")
 
-    monkeypatch.setattr(audit_rebuilt, "build_task", gone)
+    monkeypatch.setattr(opened, "build_task", gone)
     folder = Path(shutil.copytree(finished, tmp_path / "copy"))
     EMPTIED(folder)
     verdict, checks = audited(folder)
