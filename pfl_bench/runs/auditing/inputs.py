@@ -1,4 +1,4 @@
-"""What an audit holds a run's ledger against: its files, and what follows from what was opened."""
+"""Inputs of an audit beside the ledger: a run's files, and what follows from what was opened."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ METRICS_FILE = "metrics.jsonl"
 
 
 def gather_inputs(run: OpenedRun, statement: Mapping[str, Any]) -> AuditInputs:
-    """Gather them, of a private run and its statement; RunFolderError if a file is damaged."""
+    """Gather what a private run and its statement give; RunFolderError if a file is damaged."""
     folder, resolved = run.folder, run.resolved
     saved, seed = _read_saved(folder)
     record, is_final = _read_seed(run, seed), statement["status"] == "final"
