@@ -319,16 +319,18 @@ def _audits(found: Sequence[Record]) -> str:
 
 def _cells(shown: Sequence[_Shown]) -> Iterator[str]:
     """The last section: which published cells are reproduced, and why the others are not."""
-    lines = [(one.section, line) for one in shown for line in one.lines]
+    every = [(one.section, line) for one in shown for line in one.lines]
+    lines = [(section, line) for section, line in every if not line.measured_here]
     yield "## Published cells\n"
     counts = [
         (title, sum(line.status in verdicts for _, line in lines)) for title, verdicts in _OUTCOMES
     ]
-    ours = sum(line.status == "as measured before" for _, line in lines)
+    own = [line for _, line in every if line.measured_here]
+    ours = sum(line.status == "as measured before" for line in own)
     said = ", ".join(f"{title.lower()} {number}" for title, number in counts)
     yield _wrapped(
-        f"Of the cells above that a paper has published: {said}. {ours} more "
-        f"{'is a number' if ours == 1 else 'are numbers'} of this toolkit, as measured before."
+        f"Of the cells above that a paper has published: {said}. Of {len(own)} numbers of this "
+        f"toolkit, {ours} are as measured before."
     )
     for title, verdicts in _OUTCOMES:
         those = [(section, line) for section, line in lines if line.status in verdicts]

@@ -80,7 +80,7 @@ def test_a_page_has_tables_origin_and_what_became_of_each_cell(checkout: Path) -
     assert "```bash\npfl-bench table demo\n```" in page
     assert "Commit 012345678;" in page
     assert "qmnist-digits (sha256:ab)" in page
-    assert "reproduced 1, undecided 0, not reproduced 1, not comparable 0. 0 more" in " ".join(
+    assert "reproduced 1, undecided 0, not reproduced 1, not comparable 0. Of 0 " in " ".join(
         page.split()
     )
     reproduced, rest = page.split("### Reproduced")[1].split("### Not reproduced")
