@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import TYPE_CHECKING
 
 from pfl_bench.report.canvas import PALETTE, Picture, dashes
@@ -63,19 +62,6 @@ def lines_and_bands(rows: Sequence[tuple[Curve, int, str]]) -> tuple[list[Line],
     lines = [Line(curve.x, curve.y, style, label) for curve, style, label in rows]
     several = [(curve, style) for curve, style, _ in rows if curve.num_runs > 1]
     return lines, [Band(curve.x, curve.low, curve.high, style) for curve, style in several]
-
-
-def mean_curve(
-    curves: Sequence[tuple[Sequence[int], Sequence[float]]],
-) -> tuple[list[int], list[float]]:
-    """Average pairs of rounds and values at the rounds at which every one has a finite value."""
-    if not curves:
-        return [], []
-    tables = [dict(zip(x, y, strict=True)) for x, y in curves]
-    common = [
-        x for x in tables[0] if all(math.isfinite(table.get(x, math.nan)) for table in tables)
-    ]
-    return common, [fmean([table[x] for table in tables]) for x in common]
 
 
 def draw(

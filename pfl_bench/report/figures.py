@@ -181,9 +181,9 @@ def _curves(identifier: str, figure: Figure, rows: Rows) -> DrawnFigure:
     if timed:
         headings.append(unit)
         for label, runs in rows.items():
-            seconds = curves.mean_curve([run.series(CLOCK) for run in runs])[1]
-            cells[label].append(format_value(seconds[-1] / HOUR_S if seconds else None))
-            if runs and not seconds:
+            clock = curve_of(runs, CLOCK)
+            cells[label].append(format_value(None if clock is None else clock.y[-1] / HOUR_S))
+            if runs and clock is None:
                 notes.append(f"{label}: has no simulated time")
     lines_of_table = [(label, *values) for label, values in cells.items() if rows[label]]
     return DrawnFigure(
@@ -198,7 +198,8 @@ def _curves(identifier: str, figure: Figure, rows: Rows) -> DrawnFigure:
 def _row_numbers(label: str, runs: Sequence[RunRecord], metric: str) -> tuple[list[str], list[str]]:
     """A row's cells of one scalar, and what a reader must know of them."""
     series = [pair for run in runs if (pair := run.series(metric))[0]]
-    _, mean = curves.mean_curve(series)
+    curve = curve_of(runs, metric)
+    mean = [] if curve is None else curve.y
     found = _last_and_second(metric, series, mean, runs[0].summary if runs else None)
     notes = []
     bad = sum(not math.isfinite(value) for _, values in series for value in values)

@@ -16,7 +16,6 @@ import pytest
 import yaml
 
 from pfl_bench.config.row_differences import settings_digest
-from pfl_bench.report.curves import mean_curve
 from pfl_bench.report.page import write_report
 from pfl_bench.report.run_folder import named_runs, read_run
 from pfl_bench.types import RunFolderError
@@ -389,11 +388,6 @@ def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
 def test_non_finite_numbers_are_read(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path / "r", "row", "federated", seed=1, rounds=4))
     assert math.isnan(run.series("train/loss")[1][2])
-
-
-def test_means_are_taken_where_all_seeds_have_a_value() -> None:
-    curves = [([1, 2, 3], [1.0, math.nan, 3.0]), ([1, 2, 3, 4], [3.0, 1.0, 5.0, 9.0])]
-    assert mean_curve(curves) == ([1, 3], [2.0, 4.0])
 
 
 def test_importing_the_package_is_light() -> None:

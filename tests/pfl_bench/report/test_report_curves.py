@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from pfl_bench.cli.main import main
+from pfl_bench.report import figures
 from pfl_bench.report.curves import thin
 from pfl_bench.report.page import write_report
 from pfl_bench.report.panels import MAX_CURVES, learning_panels
@@ -104,9 +105,13 @@ def test_seeds_are_a_mean_and_their_range_over_any_axis(tmp_path: Path) -> None:
 def test_unfinished_seeds_do_not_cut_the_finished_ones(tmp_path: Path) -> None:
     done = read_run(write_run(tmp_path / "a", "row", "federated", rounds=60))
     begun = write_run(tmp_path / "b", "row", "federated", seed=1, rounds=5, finished=False)
-    curve = curve_of([done, read_run(begun)], "val/accuracy")
+    runs = [done, read_run(begun)]
+    curve = curve_of(runs, "val/accuracy")
     assert curve is not None
     assert (curve.x[-1], curve.num_runs) == (60, 1)
+    # The table beside the picture has the same curve's last value.
+    cells, _ = figures._row_numbers("row", runs, "val/accuracy")
+    assert cells[0] == f"{curve.y[-1]:.4f}"
 
 
 def test_many_points_keep_their_extremes() -> None:
