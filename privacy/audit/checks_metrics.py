@@ -24,7 +24,9 @@ _EXACT, _OF_NORM = 1e-9, 1e-3
 
 
 @check(
-    "metrics", "Metrics and ledger have the same rounds, and agree in each scalar that both have."
+    "metrics",
+    "Metrics and ledger have the same rounds, and agree in each scalar that both have; a selected "
+    "model is that of the round that they select.",
 )
 def check_metrics(evidence: Evidence, inputs: AuditInputs) -> Finding:
     found, metrics = Finding(), inputs.metrics
@@ -49,6 +51,7 @@ def check_metrics(evidence: Evidence, inputs: AuditInputs) -> Finding:
             same |= np.isnan(own) & np.isnan(values)
             found.where(f"{what} is not what the ledger says", ~same)
         found.problems += _problems_of_epsilon(inputs, metrics)
+        found.problems += _problems_of_selection(inputs, metrics)
     text = f"{len(metrics.rounds)} lines of metrics; compared: {', '.join(compared) or 'nothing'}"
     if absent and not found.problems:
         raise IncompleteError(f"{text}; the metrics do not have {', '.join(absent)}")
@@ -106,3 +109,12 @@ def _problems_of_epsilon(inputs: AuditInputs, metrics: Metrics) -> Iterator[str]
                 f"privacy/epsilon_{label} is {last:.6g} after the last round, but {stated:.6g} is "
                 "stated"
             )
+
+
+def _problems_of_selection(inputs: AuditInputs, metrics: Metrics) -> Iterator[str]:
+    """The selected model is that of the round in which the selecting metric is best."""
+    if inputs.summary is None or metrics.best is None:
+        return
+    (name, number), chosen = metrics.best, inputs.summary.get("selected")
+    if chosen != number:
+        yield f"the model of round {chosen} was selected, but {name} is best in round {number}"

@@ -95,6 +95,8 @@ class Metrics:
     rounds: NDArray[np.int64]  # shape (M,), int64: the round of each line, in the file's order
     # Shape (M,), float64 each, by name; NaN where a line lacks it.
     columns: Mapping[str, NDArray[np.float64]]
+    # The metric that selects the model, and the first round in which it is best; None without.
+    best: tuple[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

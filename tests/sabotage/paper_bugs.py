@@ -13,6 +13,7 @@ from tests.sabotage import (
     paper_sampling,
     paper_steps,
     paper_sums,
+    paper_unusual,
 )
 from tests.sabotage.paper_planting import PaperBug
 
@@ -27,4 +28,5 @@ BUGS: tuple[PaperBug, ...] = (
     *paper_steps.BUGS,
     *paper_central.BUGS,
     *paper_batches.BUGS,
+    *paper_unusual.BUGS,
 )

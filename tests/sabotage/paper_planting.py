@@ -29,7 +29,7 @@ from tests.sabotage.planting import SMALL
 Patch = pytest.MonkeyPatch
 Plant = Callable[[Patch], None]
 Noise = NDArray[np.float64]
-Effect = Literal["model", "statement", "ledger"]
+Effect = Literal["model", "statement", "ledger", "selection"]
 
 ROUNDS: int = SMALL["federated__num_rounds"]
 HALF: int = ROUNDS // 2
@@ -47,8 +47,8 @@ class PaperBug:
         description: What is wrong, in one sentence.
         plant: Changes the code that runs.
         changes: Of the configuration of the small run.
-        effects: What comes out otherwise than in the sound run. Of "model" and "statement", what
-            is not named comes out alike.
+        effects: What comes out otherwise than in the sound run. Of all but "ledger", what is not
+            named comes out alike.
         setting: "private_federated" or "central_dp".
         interrupt_after: Round (epoch) after which the run is interrupted, and then resumed.
     """

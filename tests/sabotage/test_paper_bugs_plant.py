@@ -39,6 +39,7 @@ class Outcome:
             "model": not self.model.equal(other.model),
             "statement": self.statement != other.statement,
             "ledger": self.ledger != other.ledger,
+            "selection": self.summary["selected"] != other.summary["selected"],
         }
         return {name for name, differs in found.items() if differs}
 

@@ -20,6 +20,7 @@ from pfl_bench.federated import private_seed
 from pfl_bench.federated.central_gradient import private_gradient
 from pfl_bench.federated.parts import build_algorithm
 from pfl_bench.files import read_json, read_metrics
+from pfl_bench.metrics import lower_is_better
 from pfl_bench.runs.auditing.opened import OpenedRun, rebuild
 from pfl_bench.runs.auditing.replay import make_replay
 from pfl_bench.runs.base_plan import compose_of, configured_of
@@ -57,7 +58,7 @@ def gather_inputs(run: OpenedRun, statement: Mapping[str, Any]) -> AuditInputs:
         summary=read_json(folder / "summary.json"),
         canaries=read_json(folder / "canaries.json"),
         attacks=read_attacks(folder, resolved),
-        metrics=_read_metric_columns(folder),
+        metrics=_read_metric_columns(folder, resolved),
         central_optimizer=central_optimizer(resolved, run.data),
         replay=make_replay(run, record.value),
         seed=record,
@@ -135,7 +136,7 @@ def _plugin_records(run: OpenedRun) -> dict[str, Mapping[str, str]]:
     return {**known, "today": today, "config.yaml": used}
 
 
-def _read_metric_columns(folder: Path) -> Metrics | None:
+def _read_metric_columns(folder: Path, resolved: ResolvedConfig) -> Metrics | None:
     """The scalars of ``metrics.jsonl`` that an audit compares; None if there is no such file."""
     if not (folder / METRICS_FILE).is_file():
         return None
@@ -144,7 +145,15 @@ def _read_metric_columns(folder: Path) -> Metrics | None:
         name: np.array([as_number(row.get(name)) for row in rows], dtype=np.float64)
         for name in METRICS
     }
-    return Metrics(np.array([row["round"] for row in rows], dtype=np.int64), columns)
+    rounds = np.array([row["round"] for row in rows], dtype=np.int64)
+    name = resolved.config.evaluation.select_best
+    values = np.array([as_number(row.get(name or "")) for row in rows], dtype=np.float64)
+    best = None
+    if name is not None and not np.isnan(values).all():
+        is_lower = lower_is_better(name, read_json(folder / "summary.json"))
+        place = np.nanargmin(values) if is_lower else np.nanargmax(values)
+        best = (name, int(rounds[place]))
+    return Metrics(rounds, columns, best)
 
 
 def central_optimizer(resolved: ResolvedConfig, data: DataAtHand) -> CentralOptimizer | str:
