@@ -45,7 +45,8 @@ code without the bug. {caught} were caught and {silent} not. Of {sound} sound ru
 rows {alarms} failed. "Passed on records alone" is the audit's own verdict on a run that it cannot
 compute again. Three bugs passed when they were first planted, and the audit was mended:
 `model_selected_by_another_metric`, `dp_sgd_second_moment_of_bare_sum` and
-`dp_sgd_clips_less_now_and_then`.
+`dp_sgd_clips_less_now_and_then`. The last one is not blind: it was written
+after the gap that lets it pass was known.
 
 "By computing again" means that cohort, noise, sums, steps or statement, derived anew from seed,
 data and configuration, are not what the run recorded. Sums and steps are those of the reference
