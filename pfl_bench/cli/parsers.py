@@ -188,7 +188,7 @@ def _add_pages(commands: Commands) -> None:
     add(board, "folders FOLDER", "run folders, or folders of such", nargs="+")
     shown = "the page; FILE.json beside it has all its numbers"
     add_out(board, shown, "FILE.html", default="leaderboard.html")
-    add(board, "--audit", "audit private runs that have no audit yet")
+    add(board, "--audit", "audit private runs here, whatever audits their folders hold")
     add_json(board)
     add(board, "--force", "replace the files if they exist")
     add_plugins(board)

@@ -23,7 +23,7 @@ _COUNTED = ("passed", "failed", "incomplete", "skipped")
 
 @dataclass(frozen=True)
 class AuditWords:
-    """One run's audit, ready for a page: stale if the ledger has changed since.
+    """One run's audit, ready for a page: stale if ledger or claim have changed since.
 
     ``tuning`` is a sentence on what a search over so many runs would cost, empty where unknown.
     """
@@ -46,14 +46,24 @@ def audits(groups: Mapping[str, Sequence[RunRecord]]) -> list[AuditWords]:
     ]
 
 
-def audit_status(folder: Path) -> str:
-    """Status of a private run's audit; "stale" if its ledger has changed, or "not audited"."""
-    document = _read(folder / AUDIT_FILE)
+def audit_status(run: RunRecord) -> str:
+    """Status of a private run's audit; "stale" if it is of another claim, or "not audited"."""
+    document = _read(run.path / AUDIT_FILE) if run.is_audit_believed else None
     if document is None:
         return "not audited"
-    if ledger_digest(folder) != document.get("ledger_sha256"):
-        return "stale"
-    return _status(document)
+    return "stale" if _is_stale(run, document) else _status(document)
+
+
+def _is_stale(run: RunRecord, document: Mapping[str, Any]) -> bool:
+    """Whether a run's ledger, unit or epsilons are not those that were audited."""
+    if ledger_digest(run.path) != document.get("ledger_sha256"):
+        return True
+    stated = run.statement or {}
+    now = {side: (stated.get(side) or {}).get("epsilon") for side in ("simulated", "actual")}
+    return (document.get("unit", stated.get("unit")), document.get("epsilon", now)) != (
+        stated.get("unit"),
+        now,
+    )
 
 
 def _read(path: Path) -> dict[str, Any] | None:
@@ -81,7 +91,7 @@ def _words(name: str, run: RunRecord, document: Mapping[str, Any]) -> AuditWords
         title=name if run.seed is None else f"{name}, seed {run.seed}",
         status=_status(document),
         counts=", ".join(f"{counts.get(key, 0)} {key}" for key in _COUNTED),
-        is_stale=ledger_digest(run.path) != document.get("ledger_sha256"),
+        is_stale=_is_stale(run, document),
         checks=Table.of(
             ("check", "outcome", "claim", "evidence"),
             [

@@ -198,7 +198,7 @@ def _privacy(runs: Sequence[RunRecord]) -> Privacy | None:
     statements = [run.statement for run in runs if run.statement is not None]
     if not statements:
         return None
-    audits = [audit_status(run.path) for run in runs]
+    audits = [audit_status(run) for run in runs]
     simulated, actual = (
         max(
             (Claim(*epsilon_of(one, side)) for one in statements),

@@ -23,7 +23,8 @@ class RunRecord:
 
     Of ``rounds``, lines of ``metrics.jsonl``, non-finite numbers are floats. The statement has
     ``selection.json`` as "selection" where a sweep has chosen the run. ``summary`` is None while
-    the run is unfinished. ``strata`` are by split, column and value.
+    the run is unfinished. ``strata`` are by split, column and value. ``is_audit_believed`` is
+    False where ``audit.json`` is another's word, and the audit could not be made here.
     """
 
     path: Path
@@ -34,6 +35,7 @@ class RunRecord:
     statement: Mapping[str, Any] | None
     summary: Mapping[str, Any] | None
     strata: Mapping[str, Any] | None = None
+    is_audit_believed: bool = True
 
     @property
     def name(self) -> str:

@@ -429,6 +429,29 @@ def test_the_leaderboard_audits_what_has_no_audit(
     assert '<span class="verdict reproduced">passed' in page
 
 
+def test_the_leaderboard_believes_no_audit_that_came_with_the_folder(
+    copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    audit_run(copied, 1)
+    for name in ("privacy.json", "summary.json"):
+        document = json.loads((copied / name).read_text())
+        document.get("privacy", document)["simulated"]["epsilon"] = 0.25
+        (copied / name).write_text(json.dumps(document))
+    board = ["leaderboard", str(copied), "--out", str(tmp_path / "b.html"), "--force"]
+    assert main(board) == 0
+    assert "audit: stale" in capsys.readouterr().out
+    forged = json.loads((copied / "audit.json").read_text())
+    forged["epsilon"]["simulated"] = 0.25
+    (copied / "audit.json").write_text(json.dumps(forged))
+    assert main([*board, "--audit"]) == 0
+    assert "no rank: audit: failed" in capsys.readouterr().out
+    # Nor where no audit can be made.
+    (copied / "audit.json").write_text(json.dumps(forged))
+    (copied / "config.yaml").write_text((copied / "config.yaml").read_text() + "no_key: 1\n")
+    assert main([*board, "--audit"]) == 0
+    assert "audit: not audited" in capsys.readouterr().out
+
+
 def test_the_report_has_the_audit_and_says_when_it_is_stale(copied: Path) -> None:
     audit_run(copied, 2)
     text = write_report([copied], copied / "report.html").read_text()
