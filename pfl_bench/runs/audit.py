@@ -118,7 +118,9 @@ def audit_run(
     checks, evidence = audit_with_evidence(iterate_ledger(folder / LEDGER_FILE), inputs)
     seed = inputs.seed.value if isinstance(inputs.seed, SeedRecord) else None
     is_central = resolved.config.central is not None
-    mode: Mode = "none" if is_central or evidence is None else recompute
+    # A configuration that cannot be run has no rounds to compute.
+    can_run = isinstance(inputs.rebuilt, str) or inputs.rebuilt.statement is not None
+    mode: Mode = "none" if is_central or evidence is None or not can_run else recompute
     again = recompute_run(run, seed, mode, seconds)
     if mode != "none":
         checks = [*checks, again.to_check()]

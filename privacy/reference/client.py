@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -72,9 +73,15 @@ class Trained:
 
 
 def train(
-    learner: Learner, central: Tensor, user: int, number: int, rate: float, added: Tensor | None
+    learner: Learner,
+    central: Tensor,
+    user: int,
+    number: int,
+    rate: float,
+    added: Tensor | None,
+    go_on: Callable[[], None],
 ) -> Trained:
-    """Train one client in a round, from 1, at its learning rate.
+    """Train one client in a round, from 1, at its learning rate; ``go_on`` may raise to give up.
 
     ``central`` and ``added``, the algorithm's correction of gradients, have shape (P,), float32.
     """
@@ -89,7 +96,8 @@ def train(
     examples = learner.read(user, stream(learner.seed, AUGMENTATION, number, user))
     steps, processed, losses = 0, 0, 0.0
     learner.module.train()
-    for inputs, targets in _batches(learner, examples, number, user):
+    for inputs, targets in _batches(learner, examples, number, user, go_on):
+        go_on()
         with torch.autocast("cpu", torch.bfloat16, enabled=learner.bfloat16):
             outputs = learner.module(inputs)
         loss = learner.loss(outputs.float(), targets)
@@ -110,19 +118,19 @@ def train(
     return Trained(update, used, steps, processed, losses / max(1, steps))
 
 
-def places(count: int, local: Any) -> list[tuple[int, int, int]]:
+def places(count: int, local: Any) -> Iterator[tuple[int, int, int]]:
     """Batches of a client with so many examples: the pass over them, begin and end of each."""
-    lengths, size, most = [count] * local.epochs, local.batch_size, local.max_steps
+    passes, length, size, most = local.epochs, count, local.batch_size, local.max_steps
     if local.batches_across_epochs:
-        lengths = [count * local.epochs]
+        passes, length = 1, count * local.epochs
     if local.batch_fraction is not None:
         size, most = max(1, int(local.batch_fraction * count)), 1
-    found = [(e, at, min(at + size, n)) for e, n in enumerate(lengths) for at in range(0, n, size)]
-    return found[:most]
+    found = ((e, at) for e in range(passes) for at in range(0, length, size))
+    return ((e, at, min(at + size, length)) for e, at in islice(found, most))
 
 
 def _batches(
-    learner: Learner, examples: Any, number: int, user: int
+    learner: Learner, examples: Any, number: int, user: int, go_on: Callable[[], None]
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Inputs and targets of each step."""
     local, count, transform = learner.local, len(examples.inputs), learner.transform
@@ -130,6 +138,7 @@ def _batches(
     orders: list[Tensor] = []
     draws: list[Any] = []
     for _ in range(local.epochs):
+        go_on()
         orders.append(torch.from_numpy(rng.permutation(count)))
         draws.append(None if transform is None else transform.draw(count, rng))
     if local.batches_across_epochs:

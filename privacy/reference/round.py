@@ -128,7 +128,8 @@ def recompute(
     local_rate = rate(local.learning_rate, o.local_schedule, number, o.num_rounds)
     for user in users.tolist():
         go_on()
-        trained = train(rule.learner, central, user, number, local_rate, rule.correction(user))
+        correction = rule.correction(user)
+        trained = train(rule.learner, central, user, number, local_rate, correction, go_on)
         add(user, trained, rule.send(user, trained, number))
     if rule.canaries is not None:
         turn = (number, o.separation, most, chance)

@@ -21,6 +21,7 @@ from pfl_bench.federated.central_gradient import private_gradient
 from pfl_bench.federated.parts import build_algorithm
 from pfl_bench.files import read_json, read_metrics
 from pfl_bench.metrics import lower_is_better
+from pfl_bench.runs.audit_file import LEDGER_FILE
 from pfl_bench.runs.auditing.opened import OpenedRun, rebuild
 from pfl_bench.runs.auditing.replay import make_replay
 from pfl_bench.runs.base_plan import compose_of, configured_of
@@ -59,7 +60,7 @@ def gather_inputs(run: OpenedRun, statement: Mapping[str, Any]) -> AuditInputs:
         canaries=read_json(folder / "canaries.json"),
         attacks=read_attacks(folder, resolved),
         metrics=_read_metric_columns(folder, resolved),
-        central_optimizer=central_optimizer(resolved, run.data),
+        central_optimizer=central_optimizer(resolved, run.data, _count_lines(folder)),
         replay=make_replay(run, record.value),
         seed=record,
         rebuilt=rebuild(run, "final" if is_final else "planned"),
@@ -156,9 +157,20 @@ def _read_metric_columns(folder: Path, resolved: ResolvedConfig) -> Metrics | No
     return Metrics(rounds, columns, best)
 
 
-def central_optimizer(resolved: ResolvedConfig, data: DataAtHand) -> CentralOptimizer | str:
+def _count_lines(folder: Path) -> int:
+    path = folder / LEDGER_FILE
+    if not path.is_file():
+        return 0
+    with path.open("rb") as file:
+        return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
+
+
+def central_optimizer(
+    resolved: ResolvedConfig, data: DataAtHand, num_lines: int
+) -> CentralOptimizer | str:
     """The central step as configured; in words, why it is not taken anew.
 
+    Rates are those of ``num_lines`` rounds at most, the ledger's: a configuration may say any.
     An algorithm with a gradient of its own is told the numbers of users and parameters of ``data``.
     """
     options = resolved.config.federated
@@ -173,7 +185,8 @@ def central_optimizer(resolved: ResolvedConfig, data: DataAtHand) -> CentralOpti
                 "model are not at hand"
             )
     schedule, rounds = options.central_schedule, options.num_rounds
-    factors = [rate_factor(schedule, number, rounds) for number in range(1, rounds + 1)]
+    recorded = range(1, min(rounds, num_lines) + 1)
+    factors = [rate_factor(schedule, number, rounds) for number in recorded]
     rates = options.central_learning_rate * np.array(factors)
     return CentralOptimizer(options.central_optimizer, rates, gradient)
 

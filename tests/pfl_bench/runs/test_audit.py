@@ -6,6 +6,7 @@ import hashlib
 import json
 import operator
 import shutil
+import time
 from collections.abc import Callable
 from functools import reduce
 from pathlib import Path
@@ -407,6 +408,23 @@ def test_example_level_runs_are_checked_as_far_as_their_ledger_goes(tmp_path: Pa
 
     rewrite(tmp_path / "run", fewer)
     assert "rounds" in failed(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("num_rounds", 10**15), ("local_epochs", 30_000), ("cohort_size", 10**15)],
+    ids=lambda value: str(value),
+)
+def test_a_configuration_of_endless_work_takes_no_longer_and_ends_in_no_traceback(
+    copied: Path, key: str, value: int
+) -> None:
+    tree = yaml.safe_load((copied / "config.yaml").read_text())
+    tree["federated"][key] = value
+    (copied / "config.yaml").write_text(yaml.safe_dump(tree))
+    started = time.monotonic()
+    done = audit_run(copied, 1, recompute="sample", seconds=1.0)
+    assert time.monotonic() - started < 30.0
+    assert done.verdict == "failed"
 
 
 def test_the_leaderboard_audits_what_has_no_audit(
