@@ -60,14 +60,9 @@ python -m tests.sabotage.paper_table write outcomes.jsonl
 """
 
 
-def _run(bug: PaperBug, folder: str, planted: bool, sender: Any) -> None:
-    os.fsync = lambda descriptor: None
-    try:
-        drive(bug, Path(folder), planted)
-    except BaseException as error:  # a refusal is an outcome
-        sender.send(f"{type(error).__name__}: {error}")
-    else:
-        sender.send("")
+def _run(bug: PaperBug, folder: str, planted: bool) -> None:
+    os.fsync = lambda fd: None
+    drive(bug, Path(folder), planted)
 
 
 def outcome_of(bug: PaperBug, folder: Path, planted: bool = True) -> dict[str, Any]:
@@ -79,22 +74,19 @@ def outcome_of(bug: PaperBug, folder: Path, planted: bool = True) -> dict[str, A
         planted: Whether to plant it.
 
     Returns:
-        ``status`` ("refused", "failed", "incomplete" or "passed"), ``words`` of the audit, the
-        names of ``failed`` and ``incomplete`` checks, and the ``evidence`` of the first of them.
+        ``status`` ("failed", "incomplete" or "passed"), ``words`` of the audit, the names of
+        ``failed`` and ``incomplete`` checks, and the ``evidence`` of the first of them.
+
+    Raises:
+        RuntimeError: The bug, as it is planted, does not run to its end.
     """
-    context = multiprocessing.get_context("fork")
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_run, args=(bug, str(folder), planted, sender))
+    process = multiprocessing.get_context("fork").Process(
+        target=_run, args=(bug, str(folder), planted)
+    )
     process.start()
-    sender.close()
-    try:
-        refused = receiver.recv()
-    except EOFError:
-        refused = "the process ended"
     process.join()
-    if refused:
-        found = {"status": "refused", "words": "", "failed": [], "incomplete": []}
-        return {**found, "evidence": refused}
+    if process.exitcode != 0:
+        raise RuntimeError(f"{bug.name}: does not run to its end")
     done = audit_run(folder, recompute="sample")
     by = {
         kind: [check for check in done.checks if check.outcome == kind]
@@ -147,7 +139,7 @@ def _write(path: Path) -> None:
     lines = {line["name"]: line for line in _read(path)}
     planted = [bug for bug in BUGS if bug.name in lines]
     sound = [line for name, line in lines.items() if name.startswith("sound ")]
-    caught = sum(lines[bug.name]["status"] in ("failed", "refused") for bug in planted)
+    caught = sum(lines[bug.name]["status"] == "failed" for bug in planted)
     rows, counts = [], Counter(caught_by(lines[bug.name]) for bug in planted)
     for bug in planted:
         evidence = " ".join(lines[bug.name]["evidence"].replace("|", "/").split())
