@@ -119,8 +119,9 @@ def _differs(
 
 @check(
     "central_chain",
-    "The run begins with the configured model, each checkpoint holds the model of its recorded "
-    "round, and the model that was evaluated is that of the round that the summary names.",
+    "The run begins with the configured model, the newest checkpoint holds (and keeps as the best) "
+    "models of recorded rounds, and the model that was evaluated is that of the round that the "
+    "summary names.",
 )
 def check_central_chain(evidence: Evidence, inputs: AuditInputs) -> Finding:
     evidence.need_lines()
@@ -138,6 +139,11 @@ def check_central_chain(evidence: Evidence, inputs: AuditInputs) -> Finding:
         other = f"{where} holds another model than the ledger has after that round"
         held = saved.central["sha256"]
         found.add(digests.setdefault(saved.rounds, held) != held, other)
+    if saved is not None and saved.best is not None and saved.best[0] in digests:
+        best, kept = saved.best
+        agreeing.append(f"the model that is kept as the best, of round {best}")
+        other = f"the model that the checkpoint keeps as the best is not that of round {best}"
+        found.add(digests[best] != kept, other)
     has_model = summary is not None and isinstance(summary.get("model_sha256"), str)
     if summary is not None and has_model:
         chosen = summary.get("selected")

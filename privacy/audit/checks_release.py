@@ -24,6 +24,8 @@ from privacy.audit.inputs import AuditInputs, as_number
 
 # Of the squares: norms are added up in float32.
 _OF_LENGTH = 1e-3
+# In standard deviations, or squares of them.
+_NOTHING = 1e-3
 
 
 @check("weights", "Every user weighs 1, however many examples the user has.")
@@ -66,7 +68,7 @@ def check_batchnorm(evidence: Evidence, inputs: AuditInputs) -> Finding:
     return found.seen(text)
 
 
-@check("releases", "Each round releases a vector of its own.")
+@check("releases", "Each round releases a vector of its own, with noise of its own.")
 def check_releases(evidence: Evidence, inputs: AuditInputs) -> Finding:
     if not inputs.claims_noise:
         raise SkippedError("without noise, rounds may well release the same")
@@ -78,7 +80,19 @@ def check_releases(evidence: Evidence, inputs: AuditInputs) -> Finding:
         # The noise is in the reports: where nobody sent one, zeros are released.
         again = again[evidence.sent[again] > 0]
     found.in_rounds("the release is that of an earlier round", again + 1)
-    return found.seen(f"{evidence.rounds} releases, compared by their digests")
+    text = f"{evidence.rounds} releases, compared by their digests"
+    if evidence.has("noise.head") and not inputs.configured.description.randomizes_clients:
+        heads, count = evidence["noise.head"], evidence["noise.count"]
+        # A few elements may all be small, or near to others', by chance.
+        is_seen = (evidence["noise.rounding"] < _NOTHING / 8.0) & (count >= 2 * heads.shape[1])
+        bare = is_seen & (evidence["noise.sum_squares"] < _NOTHING * count)
+        found.where("noise is claimed, but the release has none", bare)
+        at = np.flatnonzero(is_seen & ~bare)
+        at = at[np.lexsort(heads[at].T[::-1])]
+        is_again = (np.abs(np.diff(heads[at], axis=0)) < _NOTHING).all(axis=1)
+        found.in_rounds("the noise begins as that of another round", np.sort(at[1:][is_again]) + 1)
+        text += " and by the first elements of their noise"
+    return found.seen(text)
 
 
 @check(

@@ -86,6 +86,8 @@ class Saved:
     digest: str | None = None
     # The model that it holds, as ``central_state`` records it; None where it has none.
     central: Mapping[str, Any] | None = None
+    # The model that it keeps as the best so far: its round, and SHA-256; None where it keeps none.
+    best: tuple[int, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -206,6 +206,12 @@ def _clients(
         yield from recorded_number(whose, line, "largest_norm", largest.norm, off * largest.norm)
         what = "largest norm of a clipped update"
         yield from recorded_number(what, line, "largest_clipped_norm", most, off * most)
+    most = allowed.each * allowed.rounds * max((one.norm for one in finite), default=0.0)
+    if made.again > most:
+        yield (
+            f"the update of user {made.users[0]}, computed once more after the others', is off by "
+            f"{made.again:.3g}: what a client sends hangs on those before it"
+        )
     if trained:
         loss = math.fsum(one.loss for one in trained) / len(trained)
         off = (4.0 * relative + 1e-5) * abs(loss)

@@ -97,6 +97,8 @@ class Round:
     gradient: Tensor = field(default_factory=lambda: torch.empty(0))  # of the central step, float32
     rate: float = 0.0  # of the central step
     central: Tensor = field(default_factory=lambda: torch.empty(0))  # after the step, float32
+    # Distance of the first client's update from the same, computed once more after all others'.
+    again: float = 0.0
 
 
 def recompute(
@@ -124,13 +126,21 @@ def recompute(
         clipped, traces = mechanism.norm(contribution), trace(contribution)
         made.contributions.append(Contribution(user, trained, norm, clipped, traces))
 
-    local = rule.learner.local
+    local, first = rule.learner.local, central
     local_rate = rate(local.learning_rate, o.local_schedule, number, o.num_rounds)
     for user in users.tolist():
         go_on()
         correction = rule.correction(user)
         trained = train(rule.learner, central, user, number, local_rate, correction, go_on)
-        add(user, trained, rule.send(user, trained, number))
+        update = rule.send(user, trained, number)
+        first = update.clone() if user == users[0] else first
+        add(user, trained, update)
+    if len(users):
+        # Data, model, loss and hooks are the run's: what they remember would tie clients together.
+        user = int(users[0])
+        correction = rule.correction(user)
+        trained = train(rule.learner, central, user, number, local_rate, correction, go_on)
+        made.again = float((rule.send(user, trained, number) - first).double().norm())
     if rule.canaries is not None:
         turn = (number, o.separation, most, chance)
         sent = cohort.canaries(rule.canaries, rule.seed, turn, len(central), made.bound)

@@ -7,6 +7,7 @@ from tests.sabotage import (
     paper_central,
     paper_clients,
     paper_clipping,
+    paper_elsewhere,
     paper_noise,
     paper_records,
     paper_reports,
@@ -29,4 +30,5 @@ BUGS: tuple[PaperBug, ...] = (
     *paper_central.BUGS,
     *paper_batches.BUGS,
     *paper_unusual.BUGS,
+    *paper_elsewhere.BUGS,
 )

@@ -29,7 +29,7 @@ from tests.sabotage.planting import SMALL
 Patch = pytest.MonkeyPatch
 Plant = Callable[[Patch], None]
 Noise = NDArray[np.float64]
-Effect = Literal["model", "statement", "ledger", "selection"]
+Effect = Literal["model", "statement", "ledger", "selection", "checkpoint"]
 
 ROUNDS: int = SMALL["federated__num_rounds"]
 HALF: int = ROUNDS // 2
@@ -47,10 +47,12 @@ class PaperBug:
         description: What is wrong, in one sentence.
         plant: Changes the code that runs.
         changes: Of the configuration of the small run.
-        effects: What comes out otherwise than in the sound run. Of all but "ledger", what is not
-            named comes out alike.
+        effects: What comes out otherwise than in the sound run. Of all but "ledger" and
+            "checkpoint" (what that holds beside the model), what is not named comes out alike.
         setting: "private_federated" or "central_dp".
         interrupt_after: Round (epoch) after which the run is interrupted, and then resumed.
+        store: Writes the task's data, if they are not there, and gives their path; None for none.
+        own: Whether it is in a user's own code, which the audit has too.
     """
 
     name: str
@@ -60,12 +62,15 @@ class PaperBug:
     effects: tuple[Effect, ...] = ("model",)
     setting: str = "private_federated"
     interrupt_after: int | None = None
+    store: Callable[[], str] | None = None
+    own: bool = False
 
     @property
     def config(self) -> ResolvedConfig:
         """The small run that the bug is planted into."""
         small = SMALL if self.setting == "private_federated" else CENTRAL_DP
-        return make_config(self.setting, **{**small, **self.changes})
+        data = {} if self.store is None else {"task__data": self.store()}
+        return make_config(self.setting, **{**small, **self.changes, **data})
 
 
 def registering(bugs: list[PaperBug], **defaults: Any) -> Callable[..., Callable[[Plant], Plant]]:

@@ -27,7 +27,7 @@ from pfl_bench.files import write_atomically
 from pfl_bench.runs.audit import audit_run
 from tests.helpers import REPOSITORY
 from tests.sabotage.paper_bugs import BUGS
-from tests.sabotage.paper_planting import PaperBug, drive
+from tests.sabotage.paper_planting import PaperBug, Patch, drive
 
 PAGE = REPOSITORY / "docs" / "blind_bugs.md"
 OUTCOMES = REPOSITORY / "tests" / "sabotage" / "paper_outcomes.json"
@@ -80,6 +80,7 @@ def outcome_of(bug: PaperBug, folder: Path, planted: bool = True) -> dict[str, A
     Raises:
         RuntimeError: The bug, as it is planted, does not run to its end.
     """
+    assert bug.config  # its data are written here, not in the fork
     process = multiprocessing.get_context("fork").Process(
         target=_run, args=(bug, str(folder), planted)
     )
@@ -87,7 +88,10 @@ def outcome_of(bug: PaperBug, folder: Path, planted: bool = True) -> dict[str, A
     process.join()
     if process.exitcode != 0:
         raise RuntimeError(f"{bug.name}: does not run to its end")
-    done = audit_run(folder, recompute="sample")
+    with Patch.context() as patch:
+        if planted and bug.own:
+            bug.plant(patch)
+        done = audit_run(folder, recompute="sample")
     by = {
         kind: [check for check in done.checks if check.outcome == kind]
         for kind in ("failed", "incomplete")

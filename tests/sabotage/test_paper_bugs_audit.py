@@ -36,6 +36,15 @@ CHOSEN = (
     "dp_sgd_same_batches_in_each_epoch",
 )
 
+# They passed when they were planted.
+MENDED = (
+    "statistics_saved_bare",
+    "best_model_saved_bare",
+    "own_transform_mixes_batch",
+    "own_transform_remembers_batch",
+    "own_compression_adds_client_before",
+)
+
 
 @pytest.fixture(autouse=True)
 def _spawned_workers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,7 +53,8 @@ def _spawned_workers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_bug_has_an_outcome() -> None:
-    assert set(OUTCOMES) == {bug.name for bug in BUGS}
+    # A bug that was planted since waits for the next measurement.
+    assert set(OUTCOMES) <= {bug.name for bug in BUGS}
     assert set(CHOSEN) <= set(OUTCOMES)
 
 
@@ -57,6 +67,15 @@ def test_is_caught_as_the_page_says(bug: PaperBug, tmp_path: Path) -> None:
     assert found["status"] == "failed"
     # How many rounds a sample has depends on the machine.
     assert ("records" in OUTCOMES[bug.name]) <= ("records" in paper_table.caught_by(found))
+
+
+@pytest.mark.skipif(
+    "fork" not in multiprocessing.get_all_start_methods(), reason="bugs are planted in a fork"
+)
+@pytest.mark.parametrize("bug", [b for b in BUGS if b.name in MENDED], ids=lambda b: b.name)
+def test_is_caught_since_the_audit_was_mended(bug: PaperBug, tmp_path: Path) -> None:
+    assert paper_table.outcome_of(bug, tmp_path / "run")["status"] == "failed"
+    assert paper_table.outcome_of(bug, tmp_path / "sound", planted=False)["status"] == "passed"
 
 
 def test_a_sound_run_passes(tmp_path: Path) -> None:

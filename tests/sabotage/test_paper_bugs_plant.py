@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
+from pfl_bench.runs.checkpoint import load_latest
 from tasks.digits import task
 from tests.helpers import central_of
 from tests.sabotage.paper_bugs import BUGS
@@ -26,13 +28,18 @@ class Outcome:
     model: Tensor
     statement: Any
     ledger: list[str]
+    kept: list[Tensor]
 
     @classmethod
     def of(cls, bug: PaperBug, folder: Path, planted: bool) -> Outcome:
         summary = drive(bug, folder, planted)
         statement = json.loads((folder / "privacy.json").read_text())
         lines = (folder / "ledger.jsonl").read_text().splitlines()
-        return cls(summary, central_of(folder), statement, lines)
+        state = load_latest(folder / "checkpoints")
+        assert state is not None
+        kept = [*state["trainer"].get("buffers", {}).values(), (state["best"] or {}).get("vector")]
+        kept = [tensor for tensor in kept if tensor is not None]
+        return cls(summary, central_of(folder), statement, lines, kept)
 
     def differences(self, other: Outcome) -> set[str]:
         found = {
@@ -40,6 +47,7 @@ class Outcome:
             "statement": self.statement != other.statement,
             "ledger": self.ledger != other.ledger,
             "selection": self.summary["selected"] != other.summary["selected"],
+            "checkpoint": not all(map(torch.equal, self.kept, other.kept)),
         }
         return {name for name, differs in found.items() if differs}
 
@@ -70,7 +78,8 @@ def test_changes_what_it_says(
     assert outcome.summary["status"] == "finished"
     assert not outcome.summary["diverged"]
     differences = outcome.differences(expected)
-    assert differences - {"ledger"} == set(bug.effects) - {"ledger"}
+    either = {"ledger", "checkpoint"}
+    assert differences - either == set(bug.effects) - either
     assert differences >= set(bug.effects)
 
 

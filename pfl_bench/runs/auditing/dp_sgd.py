@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -169,6 +170,7 @@ class _Run:
         # By their epoch: with the first step, the starts among which the time for sums is shared.
         saved = steps_saved(run.folder / "checkpoints")
         self._checkpoints = {e: path for e, path in saved.items() if e * per_epoch < len(steps)}
+        self._compare_buffers(saved)
         self._share, self._goes_on, self._spent = seconds / (1 + len(self._checkpoints)), True, 0.0
 
     def take(self, index: int) -> None:
@@ -243,6 +245,20 @@ class _Run:
             flaw = f"other examples than the {len(batch)} that the seed draws"
         if flaw:
             found.finding.problems.append(f"{self._steps.place(index)}: the batch has {flaw}")
+
+    def _compare_buffers(self, saved: Mapping[int, Path]) -> None:
+        """Compare what checkpoints hold beside parameters: nothing that the steps do moves it."""
+        own = dict(self._model.module.named_buffers())
+        for epoch, path in saved.items():
+            state = load(path)
+            for holder in (state["trainer"], state.get("best") or {}):
+                for name, buffer in holder.get("buffers", {}).items():
+                    known = own[name].is_floating_point()
+                    self._found["recompute"].finding.add(
+                        known and not torch.allclose(buffer, own[name], rtol=1e-4, atol=1e-7),
+                        f"the checkpoint of epoch {epoch} has another buffer '{name}' than the "
+                        "model (or its released statistics)",
+                    )
 
     def _compare_noise(self, index: int, noise: Tensor) -> None:
         found = self._found["noise_replay"]
@@ -329,8 +345,11 @@ class _Run:
         for start in range(0, len(batch), size):
             part = slice(start, start + size)
             examples = self._split.read_examples(batch[part], rng.spawn(1)[0])
-            of_part = None if draws is None else draws[part]
-            inputs.append(self._forward.prepare(examples.inputs, of_part))
+            # One at a time: what mixes the examples of a batch would bound none of them.
+            for place in range(len(examples)):
+                one = slice(place, place + 1)
+                of_one = None if draws is None else draws[part][one]
+                inputs.append(self._forward.prepare(examples.inputs[one], of_one))
             targets.append(examples.targets)
         return torch.cat(inputs), torch.cat(targets)
 

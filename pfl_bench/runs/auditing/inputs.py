@@ -40,6 +40,7 @@ from privacy.audit.inputs import (
     SeedRecord,
     as_number,
 )
+from privacy.plan.plan import tensor_digest
 from privacy.recording.central_record import Sketcher, central_state
 
 METRICS_FILE = "metrics.jsonl"
@@ -81,7 +82,14 @@ def _read_saved(folder: Path) -> tuple[Saved | None, int | None]:
     held = None
     if isinstance(central, torch.Tensor) and central.dtype == torch.float32 and central.numel():
         held = central_state(central)
-    saved = Saved(int(state["step"]), trainer.get("mechanism"), private.get("ledger"), held)
+    kept = state.get("best")
+    saved = Saved(
+        rounds=int(state["step"]),
+        mechanism=trainer.get("mechanism"),
+        digest=private.get("ledger"),
+        central=held,
+        best=None if kept is None else (int(kept["index"]), tensor_digest(kept["vector"])),
+    )
     return saved, private.get("seed")
 
 

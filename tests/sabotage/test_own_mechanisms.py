@@ -1,0 +1,79 @@
+"""A user's own mechanism states nothing of its noise: the audit still sees noise that is none."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pfl_bench import plugins
+from pfl_bench.client.machine import _digests_of_plugins
+from pfl_bench.runs.audit import audit_run
+from pfl_bench.runs.runner import run
+from tests.helpers import make_config
+
+MECHANISM = '''"""Gaussian noise, of which nothing is stated."""
+
+import numpy as np
+
+from privacy.description import Description
+from privacy.mechanism import Release, noised_mean
+from privacy.mechanisms import gaussian
+
+Options = gaussian.Options
+DESCRIPTION = Description("each round's sum gets noise of the multiplier {{z}}")
+
+
+class Mine(gaussian.Gaussian):
+    name = "{name}"
+    description = DESCRIPTION
+    begins_with_normals = False
+
+    def release(self, aggregate, rng):
+        stddev = self._noise.noise_multiplier * self._noise.ratio * self._clip_norm
+        mean = noised_mean(aggregate.total, {stddev}, self._noise.cohort_size, {rng})
+        return Release(mean, self._clip_norm, stddev)
+
+
+def build(options, noise):
+    return Mine(options.clip_norm, noise)
+'''
+MECHANISMS = {
+    "sound": ("stddev", "rng"),
+    "silent": ("0.0", "rng"),
+    "repeated": ("stddev", "np.random.default_rng(5)"),
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of these plug-ins, forgotten afterwards."""
+    monkeypatch.setattr(plugins, "__path__", [])
+    monkeypatch.setenv(plugins.FOLDERS, "")
+    (tmp_path / "mechanisms").mkdir()
+    for name, (stddev, rng) in MECHANISMS.items():
+        text = MECHANISM.format(name=name, stddev=stddev, rng=rng)
+        (tmp_path / "mechanisms" / f"{name}.py").write_text(text, encoding="utf-8")
+    _digests_of_plugins.cache_clear()
+    plugins.add_folder(tmp_path)
+    yield tmp_path
+    _digests_of_plugins.cache_clear()
+    for name in [name for name in sys.modules if name.startswith("pfl_bench.plugins.")]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_noise_that_is_none_or_the_same_fails(name: str, folder: Path) -> None:
+    changes = {
+        "privacy__mechanism": {"name": name, "clip_norm": 0.5},
+        "privacy__epsilon": None,
+        "privacy__noise_multiplier": 1.0,
+        "privacy__noise_cohort_size": None,
+    }
+    run(make_config("private_federated", **changes), folder / "run")
+    done = audit_run(folder / "run", recompute="sample")
+    failed = {check.name for check in done.checks if check.outcome == "failed"}
+    assert failed == (set() if name == "sound" else {"releases"})
+    assert name != "sound" or done.words == "passed on records alone"
