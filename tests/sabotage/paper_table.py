@@ -43,10 +43,13 @@ that trains, planted {planted} privacy bugs, one at a time, into small real runs
 (`tests/sabotage/paper_bugs.py`). Each run was then audited by the defaults of `pfl-bench audit`, by
 code without the bug. {caught} were caught and {silent} not. Of {sound} sound runs of the same
 rows {alarms} failed. "Passed on records alone" is the audit's own verdict on a run that it cannot
-compute again. Three bugs passed when they were first planted, and the audit was mended:
-`model_selected_by_another_metric`, `dp_sgd_second_moment_of_bare_sum` and
-`dp_sgd_clips_less_now_and_then`. The last one is not blind: it was written
-after the gap that lets it pass was known.
+compute again. Eight bugs passed when they were first planted, and the audit was mended:
+`model_selected_by_another_metric`, `dp_sgd_second_moment_of_bare_sum`,
+`own_transform_remembers_batch`, `own_compression_adds_client_before`, and four that are not blind,
+written after the gaps that let them pass were known: `dp_sgd_clips_less_now_and_then`,
+`statistics_saved_bare`, `best_model_saved_bare` and `own_transform_mixes_batch`. Bugs that begin
+with `own_` are in a user's code, which the audit then has too. What no record of a run can show is
+in [privacy.md](privacy.md).
 
 "By computing again" means that cohort, noise, sums, steps or statement, derived anew from seed,
 data and configuration, are not what the run recorded. Sums and steps are those of the reference

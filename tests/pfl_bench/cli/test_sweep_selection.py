@@ -122,6 +122,7 @@ def test_the_best_trial_carries_the_price_and_the_audit_derives_it(
         "mean is None": {"trials": {"distribution": "geometric"}},
         "cannot be derived": {"plans": []},
         "are none of the recorded plans": one_round,
+        "was selected, not this one": {"selected": {**record["selected"], "run_seed": 1}},
     }
     evidence = gather(iterate_ledger(folder / "ledger.jsonl"))
     for words, lie in lies.items():
