@@ -14,6 +14,7 @@ from pfl_bench.runs.audit_file import AUDIT_FILE, AUDIT_VERSION, LEDGER_FILE, le
 from pfl_bench.runs.auditing.dp_sgd import recompute_dp_sgd
 from pfl_bench.runs.auditing.inputs import gather_inputs
 from pfl_bench.runs.auditing.opened import open_run
+from pfl_bench.runs.auditing.outcome import check_outcome
 from pfl_bench.runs.auditing.recompute import SECONDS, Mode, Recomputation, recompute_run
 from pfl_bench.types import RunFolderError
 from privacy.audit.auditor import audit_with_evidence
@@ -136,6 +137,9 @@ def audit_run(
         checks = [*(check for check in checks if check.name not in names), *made]
         again.of = len(evidence.steps)
         again.rounds = list(range(1, 1 + int(made[-1].numbers.get("steps", 0))))
+    is_here = isinstance(inputs.seed, SeedRecord) and inputs.seed.is_of_this_machine
+    allowed = {"none": 0.0, "all": math.inf}.get(recompute, seconds)
+    checks = [*checks, check_outcome(run, is_here, allowed)]
     selection = read_json(folder / "selection.json")
     if selection is not None:
         checks = [*checks, check_selection(selection, evidence, inputs)]

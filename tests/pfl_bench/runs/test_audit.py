@@ -96,7 +96,7 @@ def test_a_run_passes_and_prints_what_it_rests_on(
 ) -> None:
     code, out, _ = command(capsys, str(finished))
     assert code == 0
-    assert "PASSED: recomputed 6 of 6 rounds; 35 passed, 0 failed, 0 incomplete, 2 skipped" in out
+    assert "PASSED: recomputed 6 of 6 rounds; 36 passed, 0 failed, 0 incomplete, 2 skipped" in out
     assert "PASS  noise_scale: standard deviation" in out
     assert "A run of this length shows a scale that is" in " ".join(out.split())
     assert "Outside of the guarantee" in out
@@ -106,7 +106,7 @@ def test_a_run_passes_and_prints_what_it_rests_on(
     assert written["ledger_sha256"] == ledger
     assert written["passed"] is True
     assert written["verdict"] == "passed"
-    assert written["counts"] == {"passed": 35, "failed": 0, "incomplete": 0, "skipped": 2}
+    assert written["counts"] == {"passed": 36, "failed": 0, "incomplete": 0, "skipped": 2}
 
 
 def test_json_is_one_object_and_the_file_s_content(
@@ -427,6 +427,30 @@ def test_a_configuration_of_endless_work_takes_no_longer_and_ends_in_no_tracebac
     assert done.verdict == "failed"
 
 
+@pytest.mark.parametrize(
+    ("place", "value", "says"),
+    [
+        (("metrics", "test/accuracy"), 0.99, "test/accuracy is 0.99, but comes to"),
+        (("best", "val/accuracy", "value"), 0.99, "the best values are not those of metrics"),
+        (("variant",), "femnist-3400", "variant is 'femnist-3400', but comes to 'sklearn"),
+        (("data", "checksum"), "sha256:0", "data.checksum is 'sha256:0', but comes to"),
+        (("name",), "sota", "name is 'sota', but comes to 'small'"),
+    ],
+    ids=str,
+)
+def test_a_summary_that_says_more_than_the_run_came_to_fails(
+    copied: Path, place: tuple[str, ...], value: Any, says: str
+) -> None:
+    *sections, key = place
+    summary = json.loads((copied / "summary.json").read_text())
+    reduce(operator.getitem, sections, summary)[key] = value
+    (copied / "summary.json").write_text(json.dumps(summary))
+    done = audit_run(copied, 1, recompute="first")
+    (wrong,) = [check for check in done.checks if check.outcome == "failed"]
+    assert wrong.name == "outcome"
+    assert says in wrong.evidence
+
+
 def test_the_leaderboard_audits_what_has_no_audit(
     copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -474,7 +498,7 @@ def test_the_report_has_the_audit_and_says_when_it_is_stale(copied: Path) -> Non
     audit_run(copied, 2)
     text = write_report([copied], copied / "report.html").read_text()
     assert "Audit: small, seed 3" in text
-    assert "34 passed, 0 failed, 0 incomplete, 2 skipped" in text
+    assert "35 passed, 0 failed, 0 incomplete, 2 skipped" in text
     assert "A search over 2 such runs" in text
     assert "Stale." not in text
     rewrite(copied, drop_last)
