@@ -56,7 +56,9 @@ def counting_rounds(count: Callable[[int], int]) -> Plant:
             return calibrate(*before, count(rounds), accountant, composition)
 
         patch.setattr(budget, "calibrate_noise_multiplier", calibrated)
-        patch.setattr(Setting, "epsilon", lambda self, rounds: epsilon(self, count(rounds)))
+        patch.setattr(
+            Setting, "epsilon", lambda self, rounds, *more: epsilon(self, count(rounds), *more)
+        )
 
     return plant
 
