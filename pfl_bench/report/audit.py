@@ -11,7 +11,7 @@ from pfl_bench.files import read_json
 from pfl_bench.report.results import format_epsilon
 from pfl_bench.report.run_folder import RunRecord
 from pfl_bench.report.table import Cell, Table
-from pfl_bench.runs.audit_file import AUDIT_FILE, AUDIT_VERSION, ledger_digest
+from pfl_bench.runs.audit_file import AUDIT_FILE, AUDIT_VERSION, ON_RECORDS, ledger_digest
 from pfl_bench.runs.rows import as_float
 from pfl_bench.types import RunFolderError
 
@@ -111,8 +111,10 @@ def outcome_cell(outcome: str, detail: str = "") -> Cell:
 
 
 def _status(document: Mapping[str, Any]) -> str:
-    """Of an audit by an earlier version, which knew two of them, too."""
-    known = document.get("verdict")
+    """Verdict of an audit, which says if it rests on records alone; earlier versions knew two."""
+    known, words = document.get("verdict"), document.get("words")
+    if known == "passed" and words == ON_RECORDS:
+        return ON_RECORDS
     if known in ("passed", "failed", "incomplete"):
         return str(known)
     return "passed" if document.get("passed") is True else "failed"

@@ -25,9 +25,11 @@ from pfl_bench.report.results import SETTINGS, epsilon_cell, format_mean
 from pfl_bench.report.run_facts import count, duration
 from pfl_bench.report.run_folder import RunRecord
 from pfl_bench.report.table import Cell, Table
+from pfl_bench.runs.audit_file import ON_RECORDS
 from pfl_bench.runs.rows import headline_metrics, rows_from_summaries
 
 BOARD_VERSION = 1
+_PASSED = ("passed", ON_RECORDS)
 _UNITS = ("nobody", "example", "user")
 # Rows are ranked with those whose epsilon is within the same of these, or beyond all.
 _BOUNDS = (1.0, 2.0, 4.0, 8.0, 16.0, math.inf)
@@ -150,7 +152,7 @@ def _unranked(record: Record, mean: float | None) -> list[str]:
     if record.privacy is not None and record.privacy.unit != "nobody":
         reasons += ["its guarantee is infinite"] if record.epsilon is None else []
         audits = record.privacy.audits
-        reasons += [f"audit: {status}" for status in audits if status != "passed"]
+        reasons += [f"audit: {status}" for status in audits if status not in _PASSED]
     return reasons
 
 

@@ -10,7 +10,13 @@ from typing import Any
 
 from pfl_bench.config.loading import ResolvedConfig, load_config
 from pfl_bench.files import read_json, write_json
-from pfl_bench.runs.audit_file import AUDIT_FILE, AUDIT_VERSION, LEDGER_FILE, ledger_digest
+from pfl_bench.runs.audit_file import (
+    AUDIT_FILE,
+    AUDIT_VERSION,
+    LEDGER_FILE,
+    ON_RECORDS,
+    ledger_digest,
+)
 from pfl_bench.runs.auditing.dp_sgd import recompute_dp_sgd
 from pfl_bench.runs.auditing.inputs import gather_inputs
 from pfl_bench.runs.auditing.opened import open_run
@@ -62,7 +68,7 @@ class RunAudit:
         if self.verdict != "passed":
             return self.verdict
         if not again.rounds:
-            return "passed on records alone"
+            return ON_RECORDS
         return f"passed: recomputed {len(again.rounds)} of {again.of} {again.unit}"
 
     def to_json_dict(self) -> dict[str, Any]:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 AUDIT_VERSION = 1
 AUDIT_FILE = "audit.json"
+# The words of a pass without a round or step that was computed again.
+ON_RECORDS = "passed on records alone"
 LEDGER_FILE = "ledger.jsonl"
 
 

@@ -47,6 +47,16 @@ def ranks(table: dict[str, Any]) -> dict[str, int | None]:
     return {row["row"]: row["rank"] for row in table["rows"]}
 
 
+def test_a_pass_on_records_alone_is_ranked_and_called_so(tmp_path: Path) -> None:
+    for path in write_all(tmp_path):
+        change(audited(path) / "audit.json", words="passed on records alone")
+    rows = tables(tmp_path)[0]["rows"]
+    assert rows[3]["rank"] == 1
+    assert rows[3]["privacy"]["audits"] == {"passed on records alone": 3}
+    (board,) = boards(standings([read_run(path) for path in runs_below(tmp_path)]))
+    assert "passed on records alone (3 of 3)" in board.table.to_markdown()
+
+
 def test_rows_are_ranked_with_those_that_protect_the_same(tmp_path: Path) -> None:
     for path in write_all(tmp_path):
         audited(path)
