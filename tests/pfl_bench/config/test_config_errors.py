@@ -22,7 +22,7 @@ FOREIGN = (
     "constrained-",
 )
 WHOLE = "must be a whole number >= 1"
-SOURCES = "a section whose name is one of 'generated', 'fedscale', 'csv', 'file'"
+NO_SOURCE = "no device source named 'x'. There are: csv, fedscale, file, generated."
 
 # The override, and what is said after "override TEXT: ".
 FLIP = "kind: label_flip, corrupted_fraction: 0.1, labels: pairs"
@@ -54,10 +54,11 @@ WRONG = [
     ("privacy.mechanism.quantile=x", "must be a number > 0 and < 1 (given: 'x')"),
     ("privacy.mechanism.name=gausian", "no mechanism named 'gausian'; did you mean 'gaussian'?"),
     ("privacy.hypothetical_population=1", "must be true or false (given: 1)"),
-    ("systems={source: 3}", f"systems.source: must be {SOURCES} (given: 3)"),
+    ("systems={source: 3}", "systems.source: must be a section of keys and values (given: 3)"),
     ("systems={source: {name: csv}}", "systems.source.capacity: required, but missing"),
     ("systems={source: {name: csv, capacity: 3}}", "systems.source.capacity: must be text"),
     ("systems={source: {name: csv, kind: 3}}", "systems.source.kind: unknown key"),
+    ("systems.source.name=x", NO_SOURCE),
     ("evaluation.splits=val", "must be a list (given: 'val')"),
     ("evaluation.splits=[1]", "evaluation.splits.0: must be text (given: 1)"),
     ("expected=[{value: x}]", "expected.0.value: must be a number (given: 'x')"),
@@ -101,7 +102,7 @@ def test_a_wrong_override_is_blamed_in_plain_words(
     [
         ({"federated__num_rounds": "abc"}, f"federated.num_rounds: {WHOLE} (given: 'abc')"),
         ({"federated__workers": 0}, "federated.workers: must be a whole number >= 1 and <= 64, or"),
-        ({"systems": {"source": {"name": "x"}}}, f"systems.source: must be {SOURCES}"),
+        ({"systems": {"source": {"name": "x"}}}, f"systems.source.name: {NO_SOURCE}"),
         ({"expected": [{"metric": 1}]}, "expected.0.metric: must be text (given: 1)"),
         ({"version": 7}, "version: 7 is not 1"),
     ],
@@ -122,7 +123,6 @@ def test_a_wrong_value_of_the_file_is_blamed_on_the_file(
         ("evaluation.select_best=test/accuracy", "evaluation: select_best 'test/accuracy' names"),
         ("federated.algorithm.name=fedprox", "federated.algorithm.proximal_weight: required, but"),
         ("privacy.mechanism.name=laplace", "privacy.mechanism.quantile: unknown key"),
-        ("systems.source.name=x", f"systems.source: must be {SOURCES}"),
         ("central.num_epochs=2", "central: this row has no section 'central'"),
     ],
 )
