@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import opacus.optimizers.optimizer as opacus_optimizer
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.rng import Purpose, torch_seed
 from pfl_bench.runs.audit import RunAudit, audit_run
 from pfl_bench.runs.auditing import dp_sgd as recomputed
+from pfl_bench.runs.checkpoint import load, save_checkpoint, steps_saved
 from pfl_bench.runs.runner import run
 from pfl_bench.trainers import central, dp_sgd
 from pfl_bench.trainers.central import CentralTrainer
@@ -255,3 +257,16 @@ def of_sums(patch: Patch) -> None:
         return [1.001 * part for part in found], lost
 
     patch.setattr(dp_sgd, "clipped_sums", sums)
+
+
+def test_a_buffer_that_the_model_does_not_have_fails(tmp_path: Path) -> None:
+    run(make_config("central_dp", checkpoint={"every": 1}), tmp_path)
+    checkpoints = tmp_path / "checkpoints"
+    step, path = max(steps_saved(checkpoints).items())
+    state = {k: v for k, v in load(path).items() if k not in ("version", "step", "sha256")}
+    state["trainer"].setdefault("buffers", {})["x"] = torch.zeros(3)
+    save_checkpoint(checkpoints, step, state, 9)
+    failed = {
+        check.name: check for check in audit_run(tmp_path).checks if check.outcome == "failed"
+    }
+    assert "another buffer 'x' than the model" in failed["recompute"].evidence

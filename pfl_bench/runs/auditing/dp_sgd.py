@@ -12,7 +12,6 @@ import copy
 import math
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +24,12 @@ from pfl_bench.client.forward import Forward
 from pfl_bench.client.optimizers import rate_factor
 from pfl_bench.profiling import one_thread
 from pfl_bench.rng import Purpose, stream, torch_seed
+from pfl_bench.runs.auditing.comparison import Comparison
 from pfl_bench.runs.auditing.opened import OpenedRun
 from pfl_bench.runs.auditing.starts import load_optimizer, noise_generator, random_layer
 from pfl_bench.runs.checkpoint import load, steps_saved
 from pfl_bench.types import FederatedSplit, NormalizesByStatistics
-from privacy.audit.check import Check, Finding, conclude
+from privacy.audit.check import Check, conclude
 from privacy.audit.errors import IncompleteError, SkippedError
 from privacy.audit.evidence import Evidence
 from privacy.audit.recomputed import ROUNDING
@@ -55,36 +55,6 @@ _ROUNDINGS = 4.0
 # Opacus divides by the norm and this: a clipped gradient is shorter by less than this.
 _CLIP_SLACK = 1e-6
 _BLOCK = 1024
-
-
-@dataclass(slots=True)
-class _Comparison:
-    """Comparisons of one check: its finding, over how many steps.
-
-    ``largest`` is the largest difference, in multiples of what is allowed.
-    """
-
-    finding: Finding = field(default_factory=Finding)
-    steps: int = 0
-    largest: float = 0.0
-
-    def compare(
-        self, what: str, recorded: NDArray[np.float64], own: NDArray[np.float64], allowed: float
-    ) -> None:
-        """Add a problem if two sketches differ by more than is allowed."""
-        off = float(np.abs(recorded - own).max())
-        self.largest = max(self.largest, float(off / allowed))
-        self.finding.add(
-            not off <= allowed,
-            f"{what} is not what the reference computes: its norm is {recorded[0]:.6g} instead of "
-            f"{own[0]:.6g}, its sketch off by {off:.2g}, rounding makes {allowed:.1g} at most",
-        )
-
-    def seen(self, text: str) -> Finding:
-        """Say what was looked at."""
-        if self.largest:
-            text += f"; largest difference {self.largest:.2g} of what rounding may make"
-        return self.finding.seen(text, steps=self.steps, largest=self.largest)
 
 
 @one_thread()
@@ -166,7 +136,7 @@ class _Run:
         if self._generator is not None:
             self._generator.manual_seed(torch_seed(seed, Purpose.NOISE))
         self._begin()
-        self._found = {name: _Comparison() for name in CHECKS}
+        self._found = {name: Comparison() for name in CHECKS}
         # By their epoch: with the first step, the starts among which the time for sums is shared.
         saved = steps_saved(run.folder / "checkpoints")
         self._checkpoints = {e: path for e, path in saved.items() if e * per_epoch < len(steps)}
@@ -253,9 +223,14 @@ class _Run:
             state = load(path)
             for holder in (state["trainer"], state.get("best") or {}):
                 for name, buffer in holder.get("buffers", {}).items():
-                    known = own[name].is_floating_point()
+                    known = own.get(name)
                     self._found["recompute"].finding.add(
-                        known and not torch.allclose(buffer, own[name], rtol=1e-4, atol=1e-7),
+                        known is None
+                        or buffer.shape != known.shape
+                        or (
+                            known.is_floating_point()
+                            and not torch.allclose(buffer, known, rtol=1e-4, atol=1e-7)
+                        ),
                         f"the checkpoint of epoch {epoch} has another buffer '{name}' than the "
                         "model (or its released statistics)",
                     )
