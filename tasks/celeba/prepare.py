@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -15,15 +16,50 @@ from pydantic import Field
 from pfl_bench.data import FieldSpec
 from pfl_bench.types import ConfigError, DataError
 from tasks.celeba.images import ARCHIVE, FOLDER, PLACES, ImageSource, find, why_unreadable
-from tasks.celeba.leaf_json import LABEL, read_json
-from tasks.celeba.published import FULL, GENERATED, LEAST_IMAGES, PARTIAL, looks_full, table1
-from tasks.celeba.tables import ATTRIBUTES, IDENTITIES, Attributes, read_attributes, read_identities
+from tasks.celeba.tables import (
+    ATTRIBUTES,
+    IDENTITIES,
+    LABEL,
+    Attributes,
+    read_attributes,
+    read_identities,
+    read_json,
+)
 from tasks.common.description import StoreDescription
 from tasks.common.forms import Form, choose_form
 from tasks.common.generated import GENERATED_FACTS, GENERATED_MARK
+from tasks.common.leaf import table1 as leaf
 from tasks.common.leaf.json_files import LOOKED_FOR, UNSPLIT, find_files
 from tasks.common.leaf.partition import Gathering, PartitionOptions, write_partition
 from tasks.common.progress import Progress
+
+# Source: Liu et al. 2015 (CelebA) and the data set's README.
+IMAGES, PEOPLE, NUM_ATTRIBUTES = 202_599, 10_177, 40
+# LEAF's table 1 has celebrities with at least so many images.
+LEAST_IMAGES = 5
+FULL, PARTIAL, GENERATED = "celeba", "celeba-partial", "celeba-generated"
+
+
+def table1(sizes: Collection[int]) -> dict[str, Any]:
+    """LEAF's counts over the celebrities with at least five images.
+
+    As ``tasks.common.leaf.table1.compare``, of the images of each celebrity; the sentences are also
+    of all images and celebrities.
+    """
+    num_images = sum(sizes)
+    return leaf.compare(
+        [size for size in sizes if size >= LEAST_IMAGES],
+        leaf.CELEBA,
+        f"images of celebrities with at least {LEAST_IMAGES}",
+        full=looks_full(num_images),
+        more=(("images", num_images, IMAGES), ("celebrities", len(sizes), PEOPLE)),
+    )
+
+
+def looks_full(num_images: int) -> bool:
+    """Whether so many images look like the whole data, not a part of them."""
+    return leaf.looks_full(num_images, IMAGES)
+
 
 SIDE = 84
 NAMES_SHOWN = 10

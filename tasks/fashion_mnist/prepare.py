@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pfl_bench.types import RemoteFile
-from tasks.common.images.idx_files import PARTS, are_published, read_split
+from tasks.common.idx import PARTS, are_published, read_split
 from tasks.common.images.store import About, FeatureOptions, featured, write_images
 from tasks.common.progress import Progress
 

@@ -2,21 +2,138 @@
 
 from __future__ import annotations
 
+import re
+import tarfile
+import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pfl_bench.data import FieldSpec
-from pfl_bench.types import DataError
+from pfl_bench.data import FieldSpec, regular
+from pfl_bench.types import DataError, RemoteFile
 from tasks.common.fedscale.client_data_map import find_map, open_map
 from tasks.common.fedscale.layout import FOLDER
-from tasks.common.fedscale.streaming import Counts, Options, describe, open_layout, write_store
-from tasks.common.fedscale.survey import Labels
+from tasks.common.fedscale.samples import Sample
+from tasks.common.fedscale.streaming import (
+    Counts,
+    Options,
+    Source,
+    describe,
+    open_layout,
+    write_store,
+)
+from tasks.common.fedscale.survey import Labels, Survey
 from tasks.common.generated import is_generated
 from tasks.common.progress import Progress
-from tasks.google_speech.release import ARCHIVE, FILES, is_release, open_release
 from tasks.google_speech.wav import INPUT_SHAPE, WORDS, read_wav
 
 __all__ = ["FILES", "FILES_NOTE", "Options", "prepare"]
+
+ARCHIVE = "speech_commands_v0.02.tar.gz"
+# Digest: as torchaudio and TensorFlow Datasets have it.
+FILES = (
+    RemoteFile(
+        name=ARCHIVE,
+        urls=(
+            f"https://storage.googleapis.com/download.tensorflow.org/data/{ARCHIVE}",
+            f"http://download.tensorflow.org/data/{ARCHIVE}",
+        ),
+        size=2_428_923_189,
+        digest="sha256:af14739ee7dc311471de98f5f9d2c9191b18aedfe957f4a6ff791c709868ff58",
+    ),
+)
+_LISTS = {"validation_list.txt": "val", "testing_list.txt": "test"}
+# WORD/SPEAKER_nohash_NUMBER.wav
+_CLIP = re.compile(r"(?P<word>[a-z]+)/(?P<speaker>[0-9a-f]+)_nohash_\d+\.wav")
+
+
+def is_release(source: Path) -> bool:
+    """Whether a folder holds the archive, or what is in it."""
+    return (source / ARCHIVE).is_file() or all((source / name).is_file() for name in _LISTS)
+
+
+def open_release(source: Path, options: Options, progress: Progress) -> Source:
+    """Look at the names of all clips.
+
+    The split is the publisher's, which keeps all clips of a speaker together: two lists name those
+    of val and test, train is the rest. A client is a speaker. Listed clips that are missing are
+    refused or left out, by the options.
+    """
+    split_of: dict[str, str] = {}
+    lists: set[str] = set()
+    clips: list[str] = []
+    for name, content in _files(source):
+        if name in _LISTS:
+            lists.add(name)
+            text = content if isinstance(content, bytes) else regular(content).read_bytes()
+            listed = text.decode("ascii", "replace").split()
+            split_of |= dict.fromkeys(listed, _LISTS[name])
+        elif clip := _CLIP.fullmatch(name):
+            if clip["word"] not in WORDS:
+                raise DataError(
+                    f"{_where(source)}: {name} is of the word {clip['word']!r}, which version 0.02 "
+                    f"does not have; its words are: {', '.join(WORDS)}"
+                )
+            clips.append(name)
+        progress("looking through Speech Commands (clips)", len(clips), None)
+    absent = [name for name in _LISTS if name not in lists]
+    if absent or not clips:
+        what = f"no {absent[0]}" if absent else "no WORD/SPEAKER_nohash_N.wav"
+        raise DataError(f"{_where(source)} has {what}; it is cut short or another release")
+    lost = sorted(set(split_of).difference(clips))
+    if lost and options.bad_samples == "refuse":
+        raise DataError(
+            f"{_where(source)}: {lost[0]} (and {len(lost) - 1} more) is listed and is not there; "
+            "copy it again, or leave such clips out by bad_samples=leave_out"
+        )
+    surveys: dict[str, Survey] = {}
+    for name in clips:
+        found = surveys.setdefault(split_of.get(name, "train"), Survey())
+        speaker = name.partition("/")[2].partition("_")[0]
+        found.num_rows += 1
+        found.clients[speaker] = found.clients.get(speaker, 0) + 1
+    if "train" not in surveys:
+        raise DataError(f"{_where(source)}: all clips are listed for validation or testing")
+
+    def samples() -> Iterator[Sample]:
+        for name, content in _files(source):
+            clip = _CLIP.fullmatch(name)
+            if clip is None:
+                continue
+            split = split_of.get(name, "train")
+            where = f"{_where(source)}: {name}"
+            yield Sample(split, clip["speaker"], WORDS.index(clip["word"]), where, content)
+
+    return Source(surveys, samples, list(WORDS))
+
+
+def _where(source: Path) -> Path:
+    return source / ARCHIVE if (source / ARCHIVE).is_file() else source
+
+
+def _files(source: Path) -> Iterator[tuple[str, bytes | Path]]:
+    """Names below the root, each with its content or where that is."""
+    archive = source / ARCHIVE
+    if not archive.is_file():
+        folders = (path for path in sorted(source.iterdir()) if path.is_dir())
+        yield from ((name, source / name) for name in _LISTS)
+        for folder in folders:
+            for path in sorted(folder.iterdir()):
+                yield f"{folder.name}/{path.name}", path
+        return
+    try:
+        # As a stream: going back in a compressed file would mean to unpack it anew.
+        with tarfile.open(archive, "r|gz") as tar:
+            for member in tar:
+                file = tar.extractfile(member) if member.isfile() else None
+                if file is not None:
+                    yield member.name.removeprefix("./"), file.read()
+    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
+        raise DataError(
+            f"{archive} cannot be read ({error}); it is cut short or damaged: `pfl-bench data "
+            "download google_speech` fetches and checks it"
+        ) from error
+
 
 # Source: Lai et al. 2022 (FedScale), table 5; Warden 2018 counts 105,829 clips of 2,618 speakers.
 PUBLISHED = Counts(clients=2_618, samples=105_000, rounding=2_000)

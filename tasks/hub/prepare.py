@@ -19,9 +19,8 @@ from tasks.common.leaf.plan import UNSPLIT
 from tasks.common.options import StrictOptions
 from tasks.common.progress import Progress
 from tasks.common.text.words import SPECIAL
-from tasks.hub.inputs import InputOptions, read_inputs
+from tasks.hub.inputs import InputOptions, Tokens, read_inputs
 from tasks.hub.reading import Rows, find_files, read_rows
-from tasks.hub.tokens import Tokens
 
 MOST_CLASSES = 65_536
 _OF_USERS = ("min_examples", "user_fraction", "num_users", "data_fraction", "partition", "split_by")

@@ -9,14 +9,17 @@ from pfl_bench.types import DataError
 from tasks.common.idx import (
     LABEL_FILES,
     MNIST_FILES,
+    PARTS,
     TEST_LABELS,
     TRAIN_LABELS,
     WRITER_COLUMN,
+    are_published,
     check_classes,
+    file_names,
     find_idx,
     read_labels,
+    read_split,
 )
-from tasks.common.images.idx_files import PARTS, are_published, file_names, read_split
 from tasks.common.images.store import About, FeatureOptions, Images, featured, write_images
 from tasks.common.progress import Progress
 

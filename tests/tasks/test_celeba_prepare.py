@@ -14,11 +14,9 @@ from PIL import Image
 
 from pfl_bench.data import Store
 from pfl_bench.types import ConfigError, DataError
-from tasks.celeba.drawing import SKINS, Looks, draw_face
-from tasks.celeba.generate import NAMES, generate
+from tasks.celeba.generate import NAMES, SKINS, Looks, draw_face, generate
 from tasks.celeba.generate import Options as GenerateOptions
-from tasks.celeba.prepare import Options, column_names, prepare
-from tasks.celeba.published import IDENTITIES, IMAGES, table1
+from tasks.celeba.prepare import IMAGES, PEOPLE, Options, column_names, prepare, table1
 from tasks.celeba.tables import read_identities
 from tasks.common.leaf.table1 import CELEBA
 
@@ -265,7 +263,7 @@ def test_the_publishers_own_folders_are_searched(source: Path, tmp_path: Path) -
 
 
 def test_counts_of_the_whole_data_are_compared_with_leafs() -> None:
-    few, left_out = IDENTITIES - CELEBA.users, IMAGES - CELEBA.samples
+    few, left_out = PEOPLE - CELEBA.users, IMAGES - CELEBA.samples
     # 834 celebrities with fewer than five images have the 2,311 that LEAF leaves out.
     small = [3] * (left_out - 2 * few) + [2] * (3 * few - left_out)
     mean, more = divmod(CELEBA.samples, CELEBA.users)

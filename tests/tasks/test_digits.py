@@ -11,9 +11,8 @@ from pydantic import ValidationError
 from sklearn.datasets import load_digits
 
 from pfl_bench.types import DataError, Task
-from tasks.common.partition.skewed import skewed
 from tasks.digits import models
-from tasks.digits.task import DigitsTask, Options, build
+from tasks.digits.task import DigitsTask, Options, build, skewed
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,8 @@ from pfl_bench.data import Store
 from pfl_bench.runs.runner import run
 from pfl_bench.types import ConfigError, DataError, DataFacts, TransformsBatches
 from tasks.common.fedscale.samples import SampleError
-from tasks.google_speech import generate, models, prepare, release, task
-from tasks.google_speech.features import LogMel, mel_filters, mel_frequencies
+from tasks.google_speech import generate, models, prepare, task
+from tasks.google_speech.task import LogMel, mel_filters, mel_frequencies
 from tasks.google_speech.wav import SAMPLE_RATE, WORDS, read_wav, write_wav
 from tests.contracts.small_stores import write_google_speech
 from tests.helpers import REPOSITORY
@@ -197,12 +197,12 @@ def release_files() -> dict[str, bytes]:
 
 def write_archive(folder: Path, files: dict[str, bytes]) -> Path:
     folder.mkdir(exist_ok=True)
-    with tarfile.open(folder / release.ARCHIVE, "w:gz") as tar:
+    with tarfile.open(folder / prepare.ARCHIVE, "w:gz") as tar:
         for name, content in files.items():
             member = tarfile.TarInfo(f"./{name}")
             member.size = len(content)
             tar.addfile(member, io.BytesIO(content))
-    return folder / release.ARCHIVE
+    return folder / prepare.ARCHIVE
 
 
 def test_the_release_is_read_packed_and_unpacked(tmp_path: Path) -> None:

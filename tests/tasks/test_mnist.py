@@ -10,7 +10,7 @@ import pytest
 
 from pfl_bench.data import Store
 from pfl_bench.types import DataError
-from tasks.common.images.idx_files import read_split
+from tasks.common.idx import read_split
 from tasks.fashion_mnist import prepare as fashion
 from tasks.mnist import prepare as mnist
 from tests.tasks.femnist_files import REAL_DATA, silent, write_idx

@@ -16,7 +16,7 @@ from pfl_bench.client.flat_model import FlatModel
 from pfl_bench.config.loading import resolve
 from pfl_bench.runs.runner import run
 from pfl_bench.types import ConfigError, DataError, DataFacts, TransformsBatches
-from tasks.reddit_albert import generate, models, prepare, task, tokens
+from tasks.reddit_albert import generate, models, prepare, task
 from tasks.reddit_albert.masking import FIRST_WORD, HIDDEN, MASK_ID, NOT_COUNTED, HideTokens
 
 SMALL = {
@@ -290,7 +290,7 @@ def write_tokenizer(folder: Path) -> Path:
 
 def test_albert_s_own_pieces_are_taken_from_a_folder(tmp_path: Path) -> None:
     folder = write_tokenizer(tmp_path / "tokenizer")
-    pieces = tokens.Pieces(folder)
+    pieces = prepare.Pieces(folder)
     assert pieces.vocabulary[5:] == ["▁a", "▁b", "c"]
     assert pieces("A b bc") == [5, 6, 6, 7]
     source = write_texts(tmp_path / "raw", train__ann="a b a b bc")
@@ -309,11 +309,11 @@ def test_albert_s_own_pieces_are_taken_from_a_folder(tmp_path: Path) -> None:
 
 def test_tokenizers_that_are_missing_or_damaged_are_told(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="nothing is downloaded"):
-        tokens.Pieces(tmp_path)
+        prepare.Pieces(tmp_path)
     folder = write_tokenizer(tmp_path / "tokenizer")
     (folder / "tokenizer.json").write_text("{", encoding="utf-8")
     with pytest.raises(DataError, match="cannot be loaded"):
-        tokens.Pieces(folder)
+        prepare.Pieces(folder)
 
 
 def test_iid_deals_the_training_blocks(store: Path) -> None:

@@ -17,7 +17,7 @@ from pfl_bench.config.loading import load_config
 from pfl_bench.runs.runner import run
 from pfl_bench.types import ConfigError, DataError, HasColumns, Task
 from tasks.synthetic import models
-from tasks.synthetic.dividing import counts
+from tasks.synthetic.generator import counts
 from tasks.synthetic.task import Options, SyntheticTask, build
 from tests.helpers import REPOSITORY
 

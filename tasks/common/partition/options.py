@@ -1,4 +1,11 @@
-"""Clients that a row asks for, and the assignment of a split's examples to them."""
+"""Clients that a row asks for, and the assignment of a split's examples to them.
+
+Each rule takes the examples' labels in their published order and a generator. It draws in the order
+of the published code, so that ``numpy.random.default_rng(seed)`` gives the published clients.
+
+Source: Li, Diao, Chen and He 2022, "Federated Learning on Non-IID Data Silos" (NIID-Bench), in the
+    draws of Flower's baseline ``niid_bench``.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +18,120 @@ from pydantic import Field
 
 from pfl_bench.types import ConfigError
 from tasks.common.options import StrictOptions
-from tasks.common.partition import rules
+
+Indices = NDArray[np.int64]
+
+# A client with fewer is drawn again, with all others: NIID-Bench's bound.
+FEWEST = 10
+_MOST_TRIES = 200
+
+
+def iid(labels: Indices, num_clients: int, rng: np.random.Generator) -> list[Indices]:
+    """Shuffle all examples and cut them into parts that differ by one example at most."""
+    shuffled = rng.choice(len(labels), len(labels), replace=False)
+    return np.array_split(shuffled, num_clients)
+
+
+def dirichlet(
+    labels: Indices, num_clients: int, alpha: float, rng: np.random.Generator
+) -> list[Indices]:
+    """Divide each class by proportions of a symmetric Dirichlet distribution.
+
+    Of a client that has its equal part of all examples, the proportion is set to zero. All is drawn
+    again until each client has ``FEWEST`` examples.
+
+    Small values of ``alpha``, which is above 0, give clients of few classes.
+    """
+    full = len(labels) / num_clients
+    for _ in range(_tries(labels, num_clients)):
+        clients: list[list[Indices]] = [[] for _ in range(num_clients)]
+        counts = np.zeros(num_clients, dtype=np.int64)
+        for label in np.unique(labels):
+            members = np.flatnonzero(labels == label)
+            rng.shuffle(members)
+            parts = rng.dirichlet(np.repeat(alpha, num_clients)) * (counts < full)
+            if parts.sum() == 0:  # a small alpha rounds the proportions of all others to zero
+                break
+            for client, indices in enumerate(_cut(members, parts / parts.sum())):
+                clients[client].append(indices)
+                counts[client] += len(indices)
+        else:
+            if counts.min() >= FEWEST:
+                return [np.concatenate(indices) for indices in clients]
+    raise _too_few("dirichlet", len(labels), num_clients, alpha)
+
+
+def labels_per_client(
+    labels: Indices, num_clients: int, labels_each: int, rng: np.random.Generator
+) -> list[Indices]:
+    """Give each client examples of ``labels_each`` classes alone.
+
+    Client i has class i modulo the number of classes; its others are drawn. A class is divided
+    equally among the clients that have it.
+    """
+    num_classes = len(np.unique(labels))
+    if labels_each > num_classes:
+        raise ConfigError(
+            f"task.partition.labels_per_client: {labels_each}, but the data have {num_classes} "
+            "classes; choose that many at most"
+        )
+    owned: list[list[int]] = []
+    for client in range(num_clients):
+        own = [client % num_classes]
+        while len(own) < labels_each:
+            drawn = int(rng.choice(num_classes, 1)[0])
+            if drawn not in own:
+                own.append(drawn)
+        owned.append(own)
+    clients: list[list[Indices]] = [[] for _ in range(num_clients)]
+    for label in range(num_classes):
+        owners = [client for client, own in enumerate(owned) if label in own]
+        if not owners:
+            raise ConfigError(
+                f"task.partition: none of {num_clients} clients has class {label}, whose examples "
+                f"would be lost; take {num_classes} clients or more, or another seed"
+            )
+        members = np.flatnonzero(labels == label)
+        rng.shuffle(members)
+        for client, indices in zip(owners, np.array_split(members, len(owners)), strict=True):
+            clients[client].append(indices)
+    return [np.concatenate(indices) for indices in clients]
+
+
+def quantity(
+    labels: Indices, num_clients: int, alpha: float, rng: np.random.Generator
+) -> list[Indices]:
+    """Shuffle all examples and cut them by proportions of a symmetric Dirichlet distribution.
+
+    The proportions are drawn again until each client has ``FEWEST`` examples.
+
+    Small values of ``alpha``, which is above 0, give unequal sizes.
+    """
+    shuffled = rng.permutation(len(labels))
+    for _ in range(_tries(labels, num_clients)):
+        clients = _cut(shuffled, rng.dirichlet(np.repeat(alpha, num_clients)))
+        if min(map(len, clients)) >= FEWEST:
+            return clients
+    raise _too_few("quantity", len(labels), num_clients, alpha)
+
+
+def _tries(labels: Indices, num_clients: int) -> int:
+    """Number of draws: none where there are too few examples for so many clients."""
+    return _MOST_TRIES if len(labels) >= num_clients * FEWEST else 0
+
+
+def _cut(indices: Indices, parts: NDArray[np.float64]) -> list[Indices]:
+    """Cut where the sums of ``parts``, which add up to 1, say."""
+    return np.split(indices, (np.cumsum(parts) * len(indices)).astype(int)[:-1])
+
+
+def _too_few(kind: str, num_examples: int, num_clients: int, alpha: float) -> ConfigError:
+    return ConfigError(
+        f"task.partition: {_MOST_TRIES} tries of kind {kind} with alpha = {alpha:g} gave some of "
+        f"{num_clients} clients fewer than {FEWEST} of {num_examples} examples; take fewer clients "
+        "or a larger alpha"
+    )
+
 
 NumClients = Annotated[int, Field(ge=1, le=100_000)]
 Alpha = Annotated[float, Field(gt=0, le=1e9)]
@@ -142,13 +262,13 @@ def assign(
     """
     rng, number = np.random.default_rng(options.seed), options.num_clients
     if isinstance(options, Dirichlet):
-        clients = rules.dirichlet(labels, number, options.alpha, rng)
+        clients = dirichlet(labels, number, options.alpha, rng)
     elif isinstance(options, Labels):
-        clients = rules.labels_per_client(labels, number, options.labels_per_client, rng)
+        clients = labels_per_client(labels, number, options.labels_per_client, rng)
     elif isinstance(options, Quantity):
-        clients = rules.quantity(labels, number, options.alpha, rng)
+        clients = quantity(labels, number, options.alpha, rng)
     else:
-        clients = rules.iid(labels, number, rng)
+        clients = iid(labels, number, rng)
     empty = next((client for client, indices in enumerate(clients) if not len(indices)), None)
     if empty is not None:
         raise ConfigError(

@@ -17,9 +17,9 @@ from pfl_bench.types import Examples
 from privacy.plan.budget import Budget
 from privacy.plan.example_level import ExampleLevelRequest, make_example_level_plan
 from privacy.recording.step_observation import StepObserver
+from tasks.common.images.models import strided_cnn, tanh_cnn
 from tasks.common.images.task import ImageTask
 from tasks.common.images.transform import Scale
-from tasks.common.vision.dp_models import strided_cnn, tanh_cnn
 from tasks.common.vision.scatter_models import scatter_model
 from tasks.common.vision.small_cnn import small_cnn
 

@@ -13,10 +13,9 @@ from torch import nn
 from pfl_bench.data import open_store
 from pfl_bench.plugins import MODEL, build
 from pfl_bench.types import ConfigError, DataFacts, NormalizesByStatistics
-from tasks.common.images.models import Options
+from tasks.common.images.models import FixedNormalization, Options, draw_he_normal
 from tasks.common.images.store import About, FeatureOptions, Images, featured, write_images
 from tasks.common.vision import imagenet
-from tasks.common.vision.dp_models import FixedNormalization, draw_he_normal
 from tasks.common.vision.scatter_models import Standardized
 from tasks.common.vision.scattering import COEFFICIENTS, scattering
 
