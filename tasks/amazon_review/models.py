@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from pfl_bench.types import DataFacts
 from tasks.common.options import StrictOptions, check_inputs
 from tasks.common.text.embeddings import read_store_vectors
-from tasks.common.text.words import SPECIAL, BagOfWords
+from tasks.common.text.models import BagOfWords
+from tasks.common.text.words import SPECIAL
 
 BAG, VECTORS = "bag_log_reg", "vector_log_reg"
 

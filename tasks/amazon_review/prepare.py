@@ -17,8 +17,8 @@ from tasks.common.description import StoreDescription
 from tasks.common.fedscale.layout import FOLDER, find_mappings, published_as, read_mapping
 from tasks.common.forms import Form, choose_form
 from tasks.common.generated import GENERATED_FACTS, is_generated
+from tasks.common.leaf.gathering import Gathering, PartitionOptions, write_partition
 from tasks.common.leaf.json_files import UNSPLIT
-from tasks.common.leaf.partition import Gathering, PartitionOptions, write_partition
 from tasks.common.progress import Progress
 from tasks.common.text.numbered import FIELDS, NUMBER, WAITING, NumberedWords, gather_texts
 

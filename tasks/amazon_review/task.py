@@ -10,7 +10,7 @@ from pfl_bench.data import Store, open_store
 from pfl_bench.types import DataError, Examples
 from tasks.common.classification import known_facts
 from tasks.common.fedscale.stored import LabelledTask, TaskOptions
-from tasks.common.text.words import padded_words
+from tasks.common.text.models import padded_words
 
 TASK_NAME = "amazon_review"
 # Of the store's facts, what a summary repeats.

@@ -29,8 +29,8 @@ from tasks.common.description import StoreDescription
 from tasks.common.forms import Form, choose_form
 from tasks.common.generated import GENERATED_FACTS, GENERATED_MARK
 from tasks.common.leaf import table1 as leaf
+from tasks.common.leaf.gathering import Gathering, PartitionOptions, write_partition
 from tasks.common.leaf.json_files import LOOKED_FOR, UNSPLIT, find_files
-from tasks.common.leaf.partition import Gathering, PartitionOptions, write_partition
 from tasks.common.progress import Progress
 
 # Source: Liu et al. 2015 (CelebA) and the data set's README.

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pfl_bench.data import regular
 from pfl_bench.types import DataError
 from tasks.common.fedscale.layout import FOLDER
-from tasks.common.leaf.partition import Gathering
+from tasks.common.leaf.gathering import Gathering
 from tasks.common.leaf.plan import UNSPLIT
 from tasks.common.progress import Progress
 from tasks.common.vision.pictures import PictureError, opened

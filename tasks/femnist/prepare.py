@@ -12,20 +12,20 @@ from tasks.common.description import StoreDescription
 from tasks.common.fedscale.streaming import BadSamples
 from tasks.common.forms import choose_form
 from tasks.common.idx import LABEL_FILES, MNIST_FILES, QMNIST_URL
+from tasks.common.leaf.gathering import Gathering, PartitionOptions, write_partition
 from tasks.common.leaf.options import FORM_NAMES
-from tasks.common.leaf.partition import Gathering, PartitionOptions, write_partition
 from tasks.common.leaf.table1 import FEMNIST, compare
 from tasks.common.progress import Progress
-from tasks.femnist import fedscale, leaf_json, nist, parquet, qmnist, tff
+from tasks.femnist import arrays, nist, pictures
 from tasks.femnist.forms import FIELDS, SIDE, Form
 
 FORMS: tuple[Form, ...] = (
-    leaf_json.FORM,
-    *tff.FORMS,
+    arrays.FORM,
+    *arrays.TFF_FORMS,
     nist.FORM,
-    qmnist.FORM,
-    fedscale.FORM,
-    parquet.FORM,
+    arrays.QMNIST_FORM,
+    pictures.FORM,
+    pictures.PARQUET_FORM,
 )
 
 FILES = (
@@ -42,7 +42,7 @@ FILES = (
 HUB = HubDataset(
     "flwrlabs/femnist",
     "data/train-*.parquet",
-    parquet.NUM_IMAGES,
+    pictures.NUM_IMAGES,
     "These are FEMNIST's images with their writers, in one split, which `data prepare` divides "
     "(form parquet).",
 )

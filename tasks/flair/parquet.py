@@ -11,10 +11,10 @@ from pfl_bench.types import DataError
 from tasks.common.parquet import DamagedInputError, find_parquet, open_parquet
 from tasks.common.progress import Progress
 from tasks.flair.catalogue import FIELDS, Catalogue
-from tasks.flair.checking import MAX_IMAGE_BYTES, RawImage, too_large
 from tasks.flair.labels import relationship_of
 from tasks.flair.published import SPLIT_OF_PARTITION
 from tasks.flair.reading import Form, Images, Input, Job, fingerprint_of, spool_all
+from tasks.flair.spool import MAX_IMAGE_BYTES, RawImage, too_large
 
 ROWS_OF_ENTRIES = 4096
 ROWS_OF_IMAGES = 64

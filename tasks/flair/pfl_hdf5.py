@@ -19,10 +19,10 @@ from tasks.common.parquet import DamagedInputError
 from tasks.common.progress import Progress
 from tasks.common.threads import num_workers
 from tasks.flair.catalogue import Catalogue
-from tasks.flair.checking import FINE, Finding, RawImage
 from tasks.flair.labels import relationship_of
 from tasks.flair.published import SPLIT_OF_PARTITION
 from tasks.flair.reading import Form, Images, Input, Job, fingerprint_of, spool_all
+from tasks.flair.spool import FINE, Finding, RawImage
 
 METADATA = "metadata"
 SUFFIXES = (".h5", ".hdf5")

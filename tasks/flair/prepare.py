@@ -19,14 +19,13 @@ from tasks.common.forms import choose_form
 from tasks.common.generated import GENERATED_MARK
 from tasks.common.options import StrictOptions
 from tasks.common.progress import Progress
-from tasks.flair import folder, parquet, pfl_hdf5, published, tarballs
+from tasks.flair import parquet, pfl_hdf5, published, tarballs
 from tasks.flair.catalogue import SHOWN, Catalogue
-from tasks.flair.checking import BAD_KINDS, Check
 from tasks.flair.labels import UNKNOWN, Labels
 from tasks.flair.reading import Form, Images, Job
-from tasks.flair.spool import ImageSpool
+from tasks.flair.spool import BAD_KINDS, Check, ImageSpool
 
-FORMS: tuple[Form, ...] = (tarballs.FORM, folder.FORM, parquet.FORM, pfl_hdf5.FORM)
+FORMS: tuple[Form, ...] = (tarballs.FORM, tarballs.FOLDER_FORM, parquet.FORM, pfl_hdf5.FORM)
 FIELDS = {
     "image": FieldSpec("uint8", ragged=True),
     "coarse": FieldSpec("uint8", ragged=True),

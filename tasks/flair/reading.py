@@ -18,9 +18,8 @@ from tasks.common.leaf.json_files import json_reason
 from tasks.common.parquet import DamagedInputError
 from tasks.common.progress import Progress
 from tasks.flair.catalogue import Catalogue
-from tasks.flair.checking import NO_IMAGE, Check, Finding, RawImage, examined
 from tasks.flair.labels import RELATIONSHIP, read_relationship
-from tasks.flair.spool import ImageSpool, Part
+from tasks.flair.spool import NO_IMAGE, Check, Finding, ImageSpool, Part, RawImage, examined
 
 NOWHERE = -1
 METADATA = "labels_and_metadata.json"

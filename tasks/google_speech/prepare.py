@@ -13,10 +13,10 @@ from pfl_bench.data import FieldSpec, regular
 from pfl_bench.types import DataError, RemoteFile
 from tasks.common.fedscale.client_data_map import find_map, open_map
 from tasks.common.fedscale.layout import FOLDER
-from tasks.common.fedscale.samples import Sample
 from tasks.common.fedscale.streaming import (
     Counts,
     Options,
+    Sample,
     Source,
     describe,
     open_layout,

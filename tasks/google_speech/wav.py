@@ -8,7 +8,7 @@ import wave
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.common.fedscale.samples import SampleError
+from tasks.common.fedscale.streaming import SampleError
 
 # In alphabetical order, which is the order of the targets. Source: Warden 2018, section 5.1.
 # fmt: off

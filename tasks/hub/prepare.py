@@ -14,7 +14,7 @@ from pfl_bench.data import FieldSpec
 from pfl_bench.types import ConfigError, DataError, HubDataset, SplitBy
 from tasks.common.description import StoreDescription
 from tasks.common.fedscale.layout import published_as
-from tasks.common.leaf.partition import Gathering, PartitionOptions, write_partition
+from tasks.common.leaf.gathering import Gathering, PartitionOptions, write_partition
 from tasks.common.leaf.plan import UNSPLIT
 from tasks.common.options import StrictOptions
 from tasks.common.progress import Progress

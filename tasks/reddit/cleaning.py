@@ -16,7 +16,7 @@ from typing import Literal
 from pydantic import Field
 
 from pfl_bench.types import DataError
-from tasks.common.leaf.partition import PartitionOptions
+from tasks.common.leaf.gathering import PartitionOptions
 from tasks.common.options import StrictOptions
 from tasks.reddit.sequences import MAX_LENGTH
 from tasks.reddit.vocabulary import Rule

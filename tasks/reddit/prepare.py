@@ -14,9 +14,9 @@ from pfl_bench.types import ConfigError, DataError
 from tasks.common.description import StoreDescription
 from tasks.common.forms import Form, choose_form
 from tasks.common.generated import GENERATED_FACTS, is_generated
+from tasks.common.leaf.gathering import Gathering, Partition, write_partition
 from tasks.common.leaf.json_files import LOOKED_FOR as JSON_LOOKED_FOR
 from tasks.common.leaf.json_files import UNSPLIT, LeafUser, find_files, read_splits
-from tasks.common.leaf.partition import Gathering, Partition, write_partition
 from tasks.common.progress import Progress
 from tasks.reddit import raw_form
 from tasks.reddit.buckets import OverlapFinder

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from pfl_bench.types import ConfigError, DataError
+from tasks.common.leaf.gathering import Gathering, Partition, PartitionOptions
 from tasks.common.leaf.json_files import UNSPLIT
-from tasks.common.leaf.partition import Gathering, Partition, PartitionOptions
 from tasks.common.progress import Progress
 from tasks.reddit.buckets import AuthorBuckets, Cleaned
 from tasks.reddit.cleaning import Cleaner, Cleaning, Options, tokenizer_name

@@ -16,8 +16,8 @@ from pfl_bench.types import ConfigError, DataError
 from tasks.common.description import StoreDescription
 from tasks.common.fedscale.layout import SPELLINGS, published_as
 from tasks.common.generated import GENERATED_FACTS, GENERATED_MARK, is_generated
+from tasks.common.leaf.gathering import Gathering, PartitionOptions, write_partition
 from tasks.common.leaf.json_files import UNSPLIT
-from tasks.common.leaf.partition import Gathering, PartitionOptions, write_partition
 from tasks.common.progress import Progress
 from tasks.common.text.transformers_package import import_transformers
 from tasks.common.text.words import choose_vocabulary, split_words

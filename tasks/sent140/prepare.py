@@ -15,9 +15,9 @@ from pfl_bench.data import regular
 from pfl_bench.types import ConfigError, DataError, SplitBy
 from tasks.common.description import StoreDescription
 from tasks.common.forms import Form, choose_form
+from tasks.common.leaf.gathering import Gathering, PartitionOptions, write_partition
 from tasks.common.leaf.json_files import LOOKED_FOR, UNSPLIT, find_files, read_splits
 from tasks.common.leaf.options import FORM_NAMES
-from tasks.common.leaf.partition import Gathering, PartitionOptions, write_partition
 from tasks.common.leaf.table1 import SENT140, compare, looks_full
 from tasks.common.progress import Progress
 from tasks.common.text.numbered import FIELDS, NUMBER, WAITING, NumberedWords, gather_texts

@@ -11,7 +11,7 @@ from pfl_bench.data import Store, StoredTask, open_store
 from pfl_bench.types import DataError, Examples
 from tasks.common.classification import CrossEntropy, known_facts
 from tasks.common.options import StoredOptions
-from tasks.common.text.words import padded_words
+from tasks.common.text.models import padded_words
 
 TASK_NAME = "sent140"
 CLASSES = ("negative", "positive")

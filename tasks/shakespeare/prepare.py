@@ -10,9 +10,9 @@ import numpy as np
 from pfl_bench.data import FieldSpec
 from pfl_bench.types import ConfigError, DataError
 from tasks.common.description import StoreDescription
+from tasks.common.leaf.gathering import Gathering, Partition, PartitionOptions, write_partition
 from tasks.common.leaf.json_files import LOOKED_FOR as JSON_LOOKED_FOR
 from tasks.common.leaf.json_files import find_files
-from tasks.common.leaf.partition import Gathering, Partition, PartitionOptions, write_partition
 from tasks.common.progress import Progress
 from tasks.shakespeare import gutenberg
 from tasks.shakespeare.reading import Options, Reading, read_leaf_json, read_plays

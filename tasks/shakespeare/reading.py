@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfl_bench.types import DataError
+from tasks.common.leaf.gathering import Gathering, PartitionOptions
 from tasks.common.leaf.json_files import UNSPLIT, LeafUser, check_splits, read_users
-from tasks.common.leaf.partition import Gathering, PartitionOptions
 from tasks.common.leaf.table1 import SHAKESPEARE, compare
 from tasks.common.progress import Progress
 from tasks.shakespeare import gutenberg

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pfl_bench.data import FieldSpec
-from tasks.common.leaf.partition import Gathering, Partition, PartitionOptions
+from tasks.common.leaf.gathering import Gathering, Partition, PartitionOptions
 
 # Each example is a number that is in all of its fields.
 FIELDS = {

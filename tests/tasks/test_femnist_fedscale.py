@@ -11,8 +11,8 @@ from PIL import Image
 
 from pfl_bench.data import Store
 from pfl_bench.types import ConfigError
-from tasks.femnist.fedscale import CODES
 from tasks.femnist.nist import class_of_code
+from tasks.femnist.pictures import CODES
 from tests import warm
 from tests.helpers import REPOSITORY
 from tests.tasks.femnist_files import contents, prepared, refused, write_leaf, write_png

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from pfl_bench.data import Store
-from tasks.femnist import parquet
+from tasks.femnist import pictures
 from tests.tasks.femnist_files import make_users, pairs, pooled, prepared, refused
 
 USERS = make_users({"f0000_14": 9, "f0001_41": 30, "f3999_07": 1})
@@ -64,7 +64,7 @@ EXPECTED = {user: pairs(white(images), labels) for user, (images, labels) in USE
 def test_images_go_to_their_writers_as_they_are(
     tmp_path: Path, ink: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parquet, "ROWS_AT_ONCE", 8)  # writers go on over batches and files
+    monkeypatch.setattr(pictures, "ROWS_AT_ONCE", 8)  # writers go on over batches and files
     found = rows(ink)
     write(tmp_path / "raw" / "data" / "train-00000-of-00002.parquet", found[:25])
     write(tmp_path / "raw" / "data" / "train-00001-of-00002.parquet", found[25:])
@@ -117,6 +117,6 @@ def test_wrong_and_damaged_files_are_refused(tmp_path: Path) -> None:
 
 
 def test_two_grounds_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet, "ROWS_AT_ONCE", 8)
+    monkeypatch.setattr(pictures, "ROWS_AT_ONCE", 8)
     write(tmp_path / "raw" / "train-0.parquet", rows()[:8] + rows(ink=True)[8:])
     refused(tmp_path / "raw", tmp_path / "o", "white ground and others a black one")

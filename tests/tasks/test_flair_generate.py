@@ -23,19 +23,17 @@ from pfl_bench.cli.main import main
 from pfl_bench.data import Store
 from pfl_bench.types import DataError
 from tasks.flair.drawing import FINE_TO_COARSE, GLYPHS, Camera, draw_picture
-from tasks.flair.drawing_pool import (
-    FEWEST_FOR_PROCESSES,
-    Batch,
-    choose_processes,
-    draw_in_order,
-)
 from tasks.flair.generate import (
     COARSE,
+    FEWEST_FOR_PROCESSES,
     FINE,
     RAREST_SHARE,
     SPLIT_SHARE,
+    Batch,
     Options,
     Plan,
+    choose_processes,
+    draw_in_order,
     generate,
     image_counts,
     make_plan,

@@ -18,7 +18,7 @@ from tasks.common.vision.normalization import (
     use_group_norm,
 )
 from tasks.flair import models
-from tasks.flair.trainable import LowRankAdapter
+from tasks.flair.models import LowRankAdapter
 
 
 def facts(num_classes: int = 17, side: int = 64) -> DataFacts:

@@ -16,7 +16,7 @@ from pfl_bench.config.loading import resolve
 from pfl_bench.data import Store
 from pfl_bench.runs.runner import run
 from pfl_bench.types import ConfigError, DataError, DataFacts, TransformsBatches
-from tasks.common.fedscale.samples import SampleError
+from tasks.common.fedscale.streaming import SampleError
 from tasks.google_speech import generate, models, prepare, task
 from tasks.google_speech.task import LogMel, mel_filters, mel_frequencies
 from tasks.google_speech.wav import SAMPLE_RATE, WORDS, read_wav, write_wav

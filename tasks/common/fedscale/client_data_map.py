@@ -17,8 +17,7 @@ from pathlib import Path
 from pfl_bench.data import load_builtin_pickle, regular
 from pfl_bench.types import DataError
 from tasks.common.fedscale.layout import FOLDER
-from tasks.common.fedscale.samples import Sample
-from tasks.common.fedscale.streaming import Source
+from tasks.common.fedscale.streaming import Sample, Source
 from tasks.common.fedscale.survey import Survey
 from tasks.common.progress import Progress
 

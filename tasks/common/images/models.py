@@ -14,10 +14,9 @@ from torch import Tensor, nn
 from pfl_bench.types import ConfigError, DataFacts, did_you_mean
 from tasks.common.options import StrictOptions, check_inputs
 from tasks.common.vision import imagenet, scatter_models
-from tasks.common.vision.leaf_cnn import two_convolutions
 from tasks.common.vision.normalization import use_group_norm
 from tasks.common.vision.scattering import COEFFICIENTS
-from tasks.common.vision.small_cnn import small_cnn
+from tasks.common.vision.small_cnn import small_cnn, two_convolutions
 
 
 def timm_model(architecture: str, facts: DataFacts) -> nn.Module:

@@ -1,9 +1,13 @@
-"""Examples on their way from a source to users and splits: on disk, in bounded memory."""
+"""LEAF's data tools: gather examples by user, drop, sample and split users, and write a store.
+
+What is gathered waits on disk, in bounded memory; ``plan`` decides who is kept and how many of
+whose examples go where, ``parts`` gives them part by part.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,9 +20,13 @@ from pfl_bench.data.layout import check_field_names, check_split_name, offsets_n
 from pfl_bench.data.spool import Spool
 from pfl_bench.data.temporary import TemporaryFolder
 from pfl_bench.types import DataError, SplitBy
+from tasks.common.description import SplitCounts, StoreDescription
 from tasks.common.leaf.options import PartitionOptions
-from tasks.common.leaf.parts import Block, Partition
+from tasks.common.leaf.parts import Block, Part, Partition
 from tasks.common.leaf.plan import make_plan, totals_by_user
+from tasks.common.progress import Progress
+
+__all__ = ["Gathering", "Part", "Partition", "PartitionOptions", "write_partition"]
 
 BATCH_BYTES = 8 << 20
 
@@ -211,3 +219,26 @@ def _batches(sizes: NDArray[np.int64]) -> Iterator[slice]:
     starts = np.flatnonzero(np.diff(number, prepend=-1))
     for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), len(sizes)], strict=True):
         yield slice(start, stop)
+
+
+def write_partition(
+    out: Path,
+    partition: Partition,
+    description: StoreDescription,
+    progress: Progress,
+    convert: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+) -> dict[str, dict[str, int]]:
+    """Write a store of what was partitioned, whole or not at all; gives counts by split.
+
+    The partition's facts go into the store before the description's. ``convert`` turns a part's
+    arrays into the store's fields, None if they are the same; ``progress`` is told the users of a
+    split written, and how many there are.
+    """
+    written = SplitCounts()
+    with description.writer(out, partition.split_by, partition.facts) as writer:
+        for done, part in enumerate(partition, start=1):
+            arrays = convert(part.arrays) if convert else part.arrays
+            writer.append(part.split, part.client_id, **arrays)
+            written.add(part.split, len(next(iter(arrays.values()))))
+            progress("writing the store (users by split)", done, partition.num_parts)
+    return written.counts

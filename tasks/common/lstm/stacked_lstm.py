@@ -21,8 +21,7 @@ from torch.nn import functional
 
 from pfl_bench.types import KeepFactors
 from tasks.common.lstm.linear_cross_entropy import under_torch_func
-from tasks.common.lstm.recurrence import run_backward, run_forward
-from tasks.common.lstm.slots import lstm_slots
+from tasks.common.lstm.recurrence import lstm_slots, run_backward, run_forward
 from tasks.common.options import StrictOptions
 
 # Where a layer's own passes are faster on one thread of a CPU than oneDNN's: with few steps, over

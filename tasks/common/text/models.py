@@ -2,20 +2,69 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from pfl_bench.types import DataFacts
+from pfl_bench.types import DataFacts, Examples
 from tasks.common.lstm.stacked_lstm import StackedLstm
 from tasks.common.options import StrictOptions, check_inputs
 from tasks.common.text.embeddings import read_store_vectors
-from tasks.common.text.words import FIRST_WORD, PAD_ID, BagOfWords
+from tasks.common.text.words import FIRST_WORD, PAD_ID
 
 BAG, LSTM = "bag_log_reg", "stacked_lstm"
+
+
+def padded_words(rows: Sequence[NDArray[np.uint32]], targets: NDArray[Any], width: int) -> Examples:
+    """Pad the numbered words of n texts, or cut them, to one width, L.
+
+    Inputs of shape (n, L) and targets of shape (n,), both int64.
+    """
+    inputs = np.full((len(rows), width), PAD_ID, dtype=np.int64)
+    for place, row in enumerate(rows):
+        words = row[:width]
+        inputs[place, : len(words)] = words
+    return Examples(torch.from_numpy(inputs), torch.from_numpy(targets.astype(np.int64)))
+
+
+class BagOfWords(nn.Module):
+    """Softmax regression on how often each word occurs, without making the counts.
+
+    The row of counts times the weights is the sum of the weights of a tweet's words. Padding and
+    unknown words count for nothing, as in LEAF, and not among ``num_words``. The bias is a table
+    with one row because Opacus has a rule for such tables, and none for a parameter outside of a
+    layer; and it is a sum of looked-up rows, not an ``EmbeddingBag``, because Opacus' rule for that
+    counts a word that occurs twice once. ``init`` is "zeros", or "normal", LEAF's standard normal.
+    """
+
+    def __init__(self, num_words: int, num_classes: int, init: str) -> None:
+        super().__init__()
+        self.weight = nn.Embedding(num_words, num_classes)
+        self.bias = nn.Embedding(1, num_classes)
+        if init == "zeros":
+            nn.init.zeros_(self.weight.weight)
+            nn.init.zeros_(self.bias.weight)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Logits of shape (n, num_classes) of tweets of shape (n, L), int64."""
+        rows = self.weight((inputs - FIRST_WORD).clamp_min(0))
+        words: Tensor = (rows * (inputs >= FIRST_WORD).unsqueeze(2)).sum(dim=1)
+        bias: Tensor = self.bias(inputs.new_zeros(len(inputs)))
+        return words + bias
+
+    def own_flops(self, inputs: Tensor) -> int:
+        """FLOPs of a forward and a backward pass on tweets of shape (n, L).
+
+        Each place, padding too, is multiplied by whether it counts and added, for each class; and
+        so is its gradient.
+        """
+        return 4 * inputs.numel() * self.weight.embedding_dim
 
 
 class Options(StrictOptions):

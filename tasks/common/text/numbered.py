@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfl_bench.data import FieldSpec
-from tasks.common.leaf.partition import Gathering, Partition
+from tasks.common.leaf.gathering import Gathering, Partition
 from tasks.common.progress import Progress
 from tasks.common.text.embeddings import read_words
 from tasks.common.text.words import (

@@ -11,10 +11,10 @@ from tasks.common.description import StoreDescription
 from tasks.common.fedscale import layout
 from tasks.common.fedscale.generating import Options as GenerateOptions
 from tasks.common.fedscale.generating import client_sizes
-from tasks.common.fedscale.samples import SampleError
 from tasks.common.fedscale.streaming import (
     Counts,
     Options,
+    SampleError,
     Source,
     open_layout,
     table5,

@@ -19,7 +19,7 @@ from pfl_bench.types import ConfigError, DataError
 from tasks.common.description import StoreDescription
 from tasks.common.leaf import gathering as gathering_module
 from tasks.common.leaf import parts as parts_module
-from tasks.common.leaf.partition import Gathering, Partition, PartitionOptions, write_partition
+from tasks.common.leaf.gathering import Gathering, Partition, PartitionOptions, write_partition
 from tasks.common.leaf.parts import rank_examples
 from tasks.common.leaf.plan import bounds, rank_users, systematic_bounds
 from tests import warm
@@ -601,7 +601,7 @@ import numpy as np
 from pfl_bench.data import FieldSpec
 from pfl_bench.types import DataError
 from tasks.common.description import StoreDescription
-from tasks.common.leaf.partition import Gathering, PartitionOptions, write_partition
+from tasks.common.leaf.gathering import Gathering, PartitionOptions, write_partition
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 fields = {"inputs": FieldSpec("uint8", (50_000,))}
 for limit in map(int, sys.argv[2:]):

@@ -1,9 +1,20 @@
-"""Read FEMNIST in the parquet files of the data set flwrlabs/femnist, some rows at a time.
+"""Read FEMNIST's encoded pictures: FedScale's layout, and parquet files of flwrlabs/femnist.
 
-What is known of the files is their data set's card: the columns ``image`` (a struct of ``bytes``, a
-PNG, and ``path``), ``writer_id`` (text such as "f0000_14"), ``hsf_id`` and ``character`` (0 to 61
-in LEAF's order), and one split, called train, of all 814,277 images. The card does not say whether
-ink is black or white, so that is seen from the pictures: a ground takes most of them.
+What is known of FedScale's, split by writer, and from where (its repository; its archive could not
+be had): sample paths begin at the folder of ``client_data_mapping``, and pictures are opened as RGB
+without turning greys round (``dataloaders/femnist.py``). Files have NIST's own names,
+``label_name`` is the character's ASCII code in hexadecimal, and ``label_id`` a number in another
+order than LEAF's: 44 (D) has 6, 58 (X) has 38 (rows shown in an earlier ``tutorial.md``). So the
+name decides here. A comment in a copy of that loader gives a whole path,
+``data/raw_data/by_write/hsf_0/f0388_26/u0388_26/...png``. Pictures are 28 x 28 "with option to make
+them all 128 by 128" (``dataset/femnist/README.md``): both are read, the larger ones made smaller as
+the variant "nist" does.
+
+What is known of the parquet files is their data set's card: the columns ``image`` (a struct of
+``bytes``, a PNG, and ``path``), ``writer_id`` (text such as "f0000_14"), ``hsf_id`` and
+``character`` (0 to 61 in LEAF's order), and one split, called train, of all 814,277 images. The
+card does not say whether ink is black or white, so that is seen from the pictures: a ground takes
+most of them.
 """
 
 from __future__ import annotations
@@ -16,20 +27,100 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfl_bench.types import DataError
+from tasks.common.fedscale.layout import FOLDER
+from tasks.common.fedscale.streaming import (
+    BadSamples,
+    Counts,
+    LeftOut,
+    Options,
+    grouped,
+    open_layout,
+    prefetch,
+    table5,
+)
+from tasks.common.fedscale.survey import Labels
+from tasks.common.leaf.gathering import Gathering
 from tasks.common.leaf.json_files import UNSPLIT
-from tasks.common.leaf.partition import Gathering
 from tasks.common.parquet import DamagedInputError, find_parquet, open_parquet
 from tasks.common.progress import Progress
-from tasks.common.vision.pictures import PictureError
-from tasks.femnist.fedscale import read_picture
-from tasks.femnist.forms import MIDDLE_GREY, NUM_CHARACTERS, Form, Reading
+from tasks.common.vision.pictures import PictureError, opened
+from tasks.femnist.forms import CODES, MIDDLE_GREY, NUM_CHARACTERS, SIDE, Form, Reading
+from tasks.femnist.nist import RAW_SIDE, to_grey
+
+# Source: Lai et al. 2022 (FedScale), table 5.
+PUBLISHED = Counts(clients=3_400, samples=640_000, rounding=10_000)
+_MODES = ("1", "L", "LA", "P", "RGB", "RGBA")
+
+
+def read(
+    source: Path, gathering: Gathering, progress: Progress, *, bad_samples: BadSamples
+) -> Reading:
+    """Read all pictures that the mappings of ``source`` list; pictures that are dark are refused.
+
+    A picture that is missing, unreadable or of another size is refused or, by ``bad_samples``, left
+    out and counted.
+    """
+    labels = Labels(CODES, largest=NUM_CHARACTERS - 1)
+    options = Options(bad_samples=bad_samples)
+    found = open_layout(source, labels, options, progress, folder_of=lambda source, _: source)
+    left_out = LeftOut()
+    refuse = bad_samples == "refuse"
+    done, brightness = 0, 0.0
+    for first, values in grouped(prefetch(found.samples(), read_picture, refuse, left_out)):
+        images = np.stack([image for _, image in values])
+        targets = np.array([target for target, _ in values], dtype=np.uint8)
+        gathering.append(first.split, first.client_id, inputs=images, targets=targets)
+        done += len(values)
+        brightness += float(images.mean()) * len(values)
+        progress("reading FedScale's FEMNIST (images)", done, found.num_samples)
+    if not gathering.clients("train"):
+        raise DataError(
+            f"{source}: no picture of train could be read; the first that was left out: "
+            f"{left_out.first[0]}"
+        )
+    if brightness / done < MIDDLE_GREY:
+        raise DataError(
+            f"{source}: the pictures are dark (mean grey {brightness / done:.0f} of 255), but "
+            "FEMNIST is black ink on a white ground, as NIST's files are: turn the pictures' greys "
+            "round, or take them as published"
+        )
+    return Reading(
+        source="FEMNIST, pictures and writers as FedScale publishes them",
+        num_classes=NUM_CHARACTERS,
+        split_by=None,
+        extra={**table5(found, PUBLISHED), "bad_samples": left_out.facts()["bad_samples"]},
+    )
+
+
+def read_picture(content: bytes) -> NDArray[np.uint8]:
+    """Decode a PNG to grey levels of shape (28, 28), 255 = white; refuse other sizes and kinds."""
+    with opened(content, ("PNG",), "PNG") as image:
+        if image.size not in ((SIDE, SIDE), (RAW_SIDE, RAW_SIDE)):
+            raise PictureError(
+                f"it is {image.width} x {image.height} pixels; FEMNIST's are {SIDE} x {SIDE}, "
+                f"or {RAW_SIDE} x {RAW_SIDE}"
+            )
+        if image.mode not in _MODES:
+            # Sixteen bits would be cut off, not scaled.
+            raise PictureError(f"its pixels are of kind {image.mode}; must be 8 bits or fewer")
+        return to_grey(image)
+
+
+FORM = Form(
+    name="fedscale",
+    looked_for=f"FedScale: {FOLDER}/train.csv (and val.csv, test.csv) beside the pictures",
+    is_there=lambda source: (source / FOLDER).is_dir(),
+    read=read,
+    options=("bad_samples",),
+)
+
 
 COLUMNS = ("image", "writer_id", "character")
 NUM_IMAGES = 814_277
 ROWS_AT_ONCE = 4096
 
 
-def read(source: Path, gathering: Gathering, progress: Progress) -> Reading:
+def read_parquet(source: Path, gathering: Gathering, progress: Progress) -> Reading:
     """Read all files, directly in the folder or below it; memory is bounded by some thousand rows.
 
     The writers keep their identifiers. A damaged file, a wrong row or files of several splits are
@@ -41,7 +132,7 @@ def read(source: Path, gathering: Gathering, progress: Progress) -> Reading:
     dark: bool | None = None
     for path in paths:
         for first_row, batch in _batches(path):
-            images, writers, targets = _examples(path, first_row, batch)
+            images, writers, targets = _pictures(path, first_row, batch)
             if dark is None:
                 dark = float(images.mean()) < MIDDLE_GREY
             images = 255 - images if dark else images
@@ -103,7 +194,7 @@ def _batches(path: Path) -> Iterator[tuple[int, dict[str, list[Any]]]]:
         ) from error
 
 
-def _examples(
+def _pictures(
     path: Path, first_row: int, batch: dict[str, list[Any]]
 ) -> tuple[NDArray[np.uint8], NDArray[np.object_], NDArray[np.uint8]]:
     """Images of shape (n, 28, 28), writers and targets."""
@@ -133,9 +224,9 @@ def _examples(
     return np.stack(images), writers, np.array(batch["character"], dtype=np.uint8)
 
 
-FORM = Form(
+PARQUET_FORM = Form(
     name="parquet",
     looked_for="parquet files of the data set flwrlabs/femnist: *.parquet, directly or in folders",
     is_there=lambda source: bool(find_parquet(source)),
-    read=read,
+    read=read_parquet,
 )
