@@ -13,7 +13,7 @@ from zlib import crc32
 from pfl_bench.cli.python_calls import add_folders, in_python
 from pfl_bench.config.loading import load_config
 from pfl_bench.files import given_path, read_json, read_metrics
-from pfl_bench.types import ConfigError, RunFolderError
+from pfl_bench.types import ConfigError, RunFolderError, RunSummary
 from privacy.statement.statement import PrivacyStatement, round_up
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class RunResult:
 
         yield "row", str(self.summary["name"])
         yield "seed", str(self.summary["seed"])
-        for metric in headline_metrics(self.summary):
+        for metric in headline_metrics(RunSummary.of(self.summary)):
             yield metric, f"{self.metrics[metric]:.4g}"
         statement = self.statement
         if statement is not None and statement.unit != "none":

@@ -137,7 +137,8 @@ def _run_proposed(sweep: LoadedSweep, arguments: argparse.Namespace, out: Path) 
             summaries = tuple(summary for _, summary in runs.values())
             code = replace(batch, summaries=summaries).exit_code()
         if len(results) == len(runs):
-            sign = 1 if lower_is_better(sweep.metric, summaries[0]) else -1
+            directions = (summaries[0] or {}).get("metric_directions")
+            sign = 1 if lower_is_better(sweep.metric, directions) else -1
             proposals.tell([sign * results[point.slug].value for point in points])
     found = list(results.values())
     found = best_first(sweep, found, summaries) if found else []
@@ -149,7 +150,8 @@ def best_first(
 ) -> list[Result]:
     """Sort the results of some runs, at least one, of which these are the summaries."""
     summary = next(summary for summary in summaries if summary is not None)
-    worst = math.inf if lower_is_better(sweep.metric, summary) else -math.inf
+    is_lower = lower_is_better(sweep.metric, summary.get("metric_directions"))
+    worst = math.inf if is_lower else -math.inf
     return sorted(
         results,
         key=lambda result: worst if math.isnan(result.value) else result.value,
@@ -242,7 +244,7 @@ def run_selection(sweep: LoadedSweep, arguments: argparse.Namespace, out: Path) 
     if not results:
         return batch.exit_code()
     summary = next(summary for summary in batch.summaries if summary is not None)
-    is_lower = lower_is_better(sweep.metric, summary)
+    is_lower = lower_is_better(sweep.metric, summary.get("metric_directions"))
     run_many.save_table(out, table_of(sweep, results), arguments, str(arguments.sweep))
     chosen = best_of([result.value for result in results], is_lower)
     if len(results) < len(trials):

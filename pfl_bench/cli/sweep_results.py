@@ -33,7 +33,7 @@ class Result:
 
 def result_of(combination: Combination, summary: dict[str, Any]) -> Result:
     """Read what a run's summary says."""
-    from pfl_bench.runs.rows import as_float
+    from pfl_bench.types import as_float
 
     selection = summary.get("selection") or {}
     value = as_float(selection.get("value"))

@@ -19,7 +19,7 @@ from pfl_bench.config.bundled_rows import locate
 from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.config.row_files import rows_below
 from pfl_bench.config.views import LoadedView, ViewRow, check_measured, load_view, view_in
-from pfl_bench.types import ConfigError, UserInputError
+from pfl_bench.types import ConfigError, RunSummary, UserInputError
 
 if TYPE_CHECKING:
     from pfl_bench.report.run_folder import RunRecord
@@ -141,8 +141,8 @@ def _with_the_views_cells(plan: _Plan, summary: dict[str, Any]) -> dict[str, Any
 
     if plan.row is None or not plan.row.expected:
         return summary
-    expected = compare_finished(plan.resolved, summary, plan.row.expected)
-    return {**summary, "expected": expected}
+    known = RunSummary.of(summary)
+    return {**summary, "expected": compare_finished(plan.resolved, known, plan.row.expected)}
 
 
 def _print(
@@ -176,7 +176,7 @@ def _print(
     records, figures = [], []
     runs: dict[str, list[RunRecord]] = {}
     for row, summary, record in shown:
-        records.append(record if row is None else replace(record, summary=summary))
+        records.append(record if row is None else replace(record, summary=RunSummary.of(summary)))
         if row is not None:
             runs.setdefault(row.row, []).append(records[-1])
     if view is not None:

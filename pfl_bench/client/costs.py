@@ -155,7 +155,7 @@ class CostMeter:
         directions: MetricDirections | None = None,
     ) -> None:
         self._step = step
-        self._directions = directions or MetricDirections.of_summary(None)
+        self._directions = directions or MetricDirections.of_recorded(None)
         self._targets = tuple(targets)
         self._totals: dict[str, float] = dict.fromkeys(_COSTS, 0)
         self._reached: list[dict[str, Any] | None] = [None] * len(self._targets)

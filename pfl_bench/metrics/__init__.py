@@ -56,9 +56,8 @@ class MetricDirections:
         return cls(lower, tuple(headlines))
 
     @classmethod
-    def of_summary(cls, summary: Mapping[str, Any] | None) -> MetricDirections:
-        """Directions that a run's ``summary.json`` has; of older ones, those of all families."""
-        recorded = (summary or {}).get("metric_directions")
+    def of_recorded(cls, recorded: Mapping[str, Any] | None) -> MetricDirections:
+        """Directions as a summary has them; None, as in older ones: those of all families."""
         if not isinstance(recorded, Mapping):
             return cls.of(plugins.available(plugins.METRIC))
         lower, headlines = (recorded.get(key, ()) for key in ("lower_is_better", "headlines"))
@@ -84,6 +83,6 @@ class MetricDirections:
         return name in lower
 
 
-def lower_is_better(metric: str, summary: Mapping[str, Any] | None = None) -> bool:
-    """Whether a metric is better when smaller, by a run's ``summary.json`` or else all families."""
-    return MetricDirections.of_summary(summary).lower_is_better(metric)
+def lower_is_better(metric: str, recorded: Mapping[str, Any] | None = None) -> bool:
+    """Whether a metric is better when smaller, by what a summary has or else all families."""
+    return MetricDirections.of_recorded(recorded).lower_is_better(metric)

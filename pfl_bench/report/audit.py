@@ -12,8 +12,7 @@ from pfl_bench.report.results import format_epsilon
 from pfl_bench.report.run_folder import RunRecord
 from pfl_bench.report.table import Cell, Table
 from pfl_bench.runs.audit_file import AUDIT_FILE, AUDIT_VERSION, ON_RECORDS, ledger_digest
-from pfl_bench.runs.rows import as_float
-from pfl_bench.types import RunFolderError
+from pfl_bench.types import RunFolderError, as_float
 
 # Failures first, then what was not looked at: that is what a reader should see.
 _ORDER = ("failed", "incomplete", "skipped", "passed")

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from pfl_bench.report.canvas import GRID, INK, PALETTE, Picture
 from pfl_bench.report.run_folder import RunRecord
-from pfl_bench.runs.rows import as_float
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,8 +45,7 @@ def box_of(label: str, runs: Sequence[RunRecord], metric: str) -> Box | None:
     """Make a row's box of a metric; None if no finished run has all of its numbers."""
     found = []
     for run in runs:
-        metrics = (run.summary or {}).get("metrics", {})
-        values = [as_float(metrics.get(key)) for key in box_keys(metric)]
+        values = [run.metrics.get(key) for key in box_keys(metric)]
         numbers = [value for value in values if value is not None and math.isfinite(value)]
         if len(numbers) == len(values):
             found.append(numbers)

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from pfl_bench.metrics import lower_is_better
 from pfl_bench.report.run_folder import RunRecord
 from pfl_bench.report.table import Table
-from pfl_bench.runs.rows import as_float
+from pfl_bench.types import as_float
 
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z")
 AMOUNTS = ("flops", "bytes_down", "bytes_up")
@@ -67,16 +66,20 @@ def amounts(entry: Any) -> dict[str, float] | None:
     return found if len(found) == len(AMOUNTS) else None
 
 
+def _whole(run: RunRecord) -> dict[str, float] | None:
+    """The amounts of a whole run; None if it does not say them."""
+    return None if run.summary is None else amounts(run.summary.systems)
+
+
 def total_of(runs: Sequence[RunRecord]) -> dict[str, float] | None:
     """Mean over finished runs of what the whole training cost; None if no run says it."""
-    found = [total for run in runs if (total := amounts((run.summary or {}).get("systems")))]
+    found = [total for run in runs if (total := _whole(run))]
     return {name: fmean([total[name] for total in found]) for name in AMOUNTS} if found else None
 
 
 def budget_entries(run: RunRecord) -> list[Mapping[str, Any]]:
     """The summary's entries on values to be reached."""
-    entries = (run.summary or {}).get("budgets")
-    return [entry for entry in entries if isinstance(entry, Mapping)] if entries else []
+    return [] if run.summary is None else list(run.summary.budgets)
 
 
 def price_of(runs: Sequence[RunRecord], metric: str, target: float) -> Price | None:
@@ -95,10 +98,9 @@ def price_of(runs: Sequence[RunRecord], metric: str, target: float) -> Price | N
                 simulated = as_float(entry.get("simulated_seconds"))
                 seconds += [] if simulated is None else [simulated]
             else:
-                total = amounts((run.summary or {}).get("systems")) or dict.fromkeys(
-                    AMOUNTS, math.nan
-                )
-                missed.append((total, float((run.summary or {}).get("rounds", math.nan))))
+                total = _whole(run) or dict.fromkeys(AMOUNTS, math.nan)
+                rounds = None if run.summary is None else run.summary.rounds
+                missed.append((total, math.nan if rounds is None else float(rounds)))
             best += [value for value in run.series(metric)[1] if math.isfinite(value)]
     shown = reached or missed
     if not shown:
@@ -108,7 +110,7 @@ def price_of(runs: Sequence[RunRecord], metric: str, target: float) -> Price | N
         num_reached=len(reached),
         **{name: fmean([spent[name] for spent, _ in shown]) for name in AMOUNTS},
         steps=fmean([steps for _, steps in shown]),
-        best=(min if lower_is_better(metric, runs[0].summary) else max)(best, default=None),
+        best=(min if runs[0].directions.lower_is_better(metric) else max)(best, default=None),
         seconds=fmean(seconds) if seconds else None,
     )
 
@@ -148,8 +150,9 @@ def clock_table(groups: Mapping[str, Sequence[RunRecord]]) -> Table | None:
 
 def _simulated(run: RunRecord) -> list[float] | None:
     """Simulated seconds, participants lost and too late, and rounds of a finished run."""
-    summary = run.summary or {}
-    totals = {**(summary.get("systems") or {}), "rounds": summary.get("rounds")}
+    if run.summary is None:
+        return None
+    totals = {**run.summary.systems, "rounds": run.summary.rounds}
     keys = ("simulated_seconds", "lost", "stragglers", "rounds")
     found = [value for key in keys if (value := as_float(totals.get(key))) is not None]
     return found if len(found) == len(keys) and found[-1] > 0 else None

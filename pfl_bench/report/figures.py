@@ -6,10 +6,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
-from typing import Any
 
 from pfl_bench.config.views import Figure, LoadedView
-from pfl_bench.metrics import lower_is_better
 from pfl_bench.report import curves, panels
 from pfl_bench.report.boxes import box_keys, box_of, draw_boxes
 from pfl_bench.report.costs import Price, amount_texts, price_of
@@ -77,8 +75,7 @@ def _boxes(identifier: str, figure: Figure, rows: Rows) -> DrawnFigure:
         finished = [run for run in runs if run.summary is not None]
         if box is None:
             if finished:
-                measured = finished[0].summary or {}
-                lacking = [k for k in box_keys(metric) if k not in measured.get("metrics", {})]
+                lacking = [key for key in box_keys(metric) if key not in finished[0].metrics]
                 notes.append(
                     f"{label}: the summary lacks {', '.join(lacking) or 'finite values'}; run "
                     f"the row again with this release, in a new folder ({finished[0].path})"
@@ -102,8 +99,8 @@ def _boxes(identifier: str, figure: Figure, rows: Rows) -> DrawnFigure:
 
 def _clients(run: RunRecord, metric: str) -> str:
     split = metric.partition("/")[0]
-    count = (run.summary or {}).get("metrics", {}).get(f"{split}/num_clients")
-    return f"{int(count):,}" if isinstance(count, int | float) else "-"
+    count = run.metrics.get(f"{split}/num_clients")
+    return "-" if count is None else f"{int(count):,}"
 
 
 def _budgets(identifier: str, figure: Figure, rows: Rows) -> DrawnFigure:
@@ -200,7 +197,8 @@ def _row_numbers(label: str, runs: Sequence[RunRecord], metric: str) -> tuple[li
     series = [pair for run in runs if (pair := run.series(metric))[0]]
     curve = curve_of(runs, metric)
     mean = [] if curve is None else curve.y
-    found = _last_and_second(metric, series, mean, runs[0].summary if runs else None)
+    lower = bool(runs) and runs[0].directions.lower_is_better(metric)
+    found = _last_and_second(metric, series, mean, lower)
     notes = []
     bad = sum(not math.isfinite(value) for _, values in series for value in values)
     if bad:
@@ -250,7 +248,7 @@ def _last_and_second(
     metric: str,
     series: Sequence[tuple[Sequence[int], Sequence[float]]],
     mean: Sequence[float],
-    summary: Mapping[str, Any] | None,
+    lower: bool,
 ) -> tuple[float | None, float | None]:
     """The table's two numbers of a row's curves and of their mean; None of a row without any."""
     # An epsilon that is infinite at the end must not be shown as the last that was not.
@@ -260,4 +258,4 @@ def _last_and_second(
     last = math.inf if infinite else mean[-1]
     if _second_column(metric) == "median":
         return last, median(mean)
-    return last, (min if lower_is_better(metric, summary) else max)(mean)
+    return last, (min if lower else max)(mean)

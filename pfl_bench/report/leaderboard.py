@@ -26,7 +26,7 @@ from pfl_bench.report.run_facts import count, duration
 from pfl_bench.report.run_folder import RunRecord
 from pfl_bench.report.table import Cell, Table
 from pfl_bench.runs.audit_file import ON_RECORDS
-from pfl_bench.runs.rows import headline_metrics, rows_from_summaries
+from pfl_bench.runs.rows import rows_from_summaries
 
 BOARD_VERSION = 1
 _PASSED = ("passed", ON_RECORDS)
@@ -140,7 +140,7 @@ def _left_out(run: RunRecord) -> str:
     """Reason why a run has no number to rank by; empty if it has one."""
     if run.summary is None:
         return "not finished"
-    return "" if headline_metrics(run.summary) else "no final metrics, as those of a sweep"
+    return "" if run.headlines else "no final metrics, as those of a sweep"
 
 
 def _unranked(record: Record, mean: float | None) -> list[str]:

@@ -23,8 +23,8 @@ from pfl_bench.report.series import numbers
 from pfl_bench.report.strata import strata_tables
 from pfl_bench.report.systems import system_panels
 from pfl_bench.report.words import StatementWords, describe
-from pfl_bench.runs.rows import RowResult, rows_from_summaries
-from pfl_bench.types import RunFolderError
+from pfl_bench.runs.rows import RowResult, rows_of
+from pfl_bench.types import RunFolderError, RunSummary
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ def _rows(groups: Mapping[str, Sequence[RunRecord]]) -> list[RowResult]:
         note = f"{len(waiting)} of {len(group)} seeds unfinished and left out" if waiting else ""
         rows += [
             replace(row, note="; ".join(filter(None, (row.note, note))))
-            for row in rows_from_summaries(summaries)
+            for row in rows_of(summaries)
         ]
     return rows
 
@@ -191,19 +191,18 @@ def _unfinished_rows(group: Sequence[RunRecord]) -> list[RowResult]:
     note = "; ".join(f"{progress(one)} so far" for one in group)
     if run.is_private:
         note += "; the epsilons are those of the whole run"
-    data = run.environment.get("data")
-    planned = {
+    document = {
         "name": run.name,
         "setting": run.setting,
-        "variant": str(data.get("variant", "-")) if isinstance(data, Mapping) else "-",
+        "variant": str(run.data.get("variant", "-")),
         "seed": 0,
         "metrics": {},
-        "expected": [
-            {**one, "metric": str(one.get("metric", "-"))} for one in run.expected or [{}]
-        ],
+        "expected": [{"metric": "-"}],
         "privacy": run.statement,
     }
-    return [replace(row, status="unfinished", note=note) for row in rows_from_summaries([planned])]
+    planned = RunSummary.of(document)
+    planned = replace(planned, expected=run.expected or planned.expected)
+    return [replace(row, status="unfinished", note=note) for row in rows_of([planned])]
 
 
 def _statements(groups: Mapping[str, Sequence[RunRecord]]) -> list[_Statement]:

@@ -13,7 +13,6 @@ from pfl_bench.report.results import format_value
 from pfl_bench.report.run_folder import RunRecord
 from pfl_bench.report.series import STEP, Chart, Curve, Rows, curve_of, is_evaluation, speaking
 from pfl_bench.report.table import Table
-from pfl_bench.runs.rows import headline_metrics
 
 _MAX_HEADLINES = 4
 # More cannot be told apart; others are drawn in further panels with the same axis.
@@ -186,9 +185,9 @@ def box_panels(rows: Rows) -> list[Panel]:
 
 def _final_headlines(runs: Sequence[RunRecord]) -> list[str]:
     """The final metrics that speak for a row: what is expected of it, else its headline."""
-    wanted = [str(entry["metric"]) for run in runs for entry in run.expected]
+    wanted = [entry.metric for run in runs for entry in run.expected]
     for run in runs:
-        wanted = wanted or headline_metrics(run.summary or {})
+        wanted = wanted or run.headlines
     return list(dict.fromkeys(wanted))
 
 
@@ -200,9 +199,9 @@ def headline_keys(runs: Sequence[RunRecord]) -> list[str]:
     """
     logged = {key for run in runs for row in run.rounds for key in row if "/" in key}
     evaluated = sorted(filter(is_evaluation, logged))
-    wanted = [str(entry["metric"]) for run in runs for entry in run.expected]
+    wanted = [entry.metric for run in runs for entry in run.expected]
     if not wanted:
-        wanted = [name for run in runs for name in headline_metrics(run.summary or {})]
+        wanted = [name for run in runs for name in run.headlines]
     keys: list[str] = []
     for metric in dict.fromkeys(wanted or ["test/accuracy"]):
         base = metric.split("/", 1)[-1]

@@ -10,19 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from pfl_bench.config.row_differences import experiment, from_head, row_differences
-from pfl_bench.metrics import MetricDirections
 from pfl_bench.report.audit import audit_status
 from pfl_bench.report.costs import total_of
 from pfl_bench.report.run_facts import SPREADS
 from pfl_bench.report.run_folder import RunRecord
 from pfl_bench.runs.divergence import describe_divergence
-from pfl_bench.runs.rows import (
-    RowResult,
-    as_float,
-    epsilon_of,
-    headline_metrics,
-    rows_from_summaries,
-)
+from pfl_bench.runs.rows import RowResult, epsilon_of, rows_of
+from pfl_bench.types import RunSummary
 
 
 @dataclass(frozen=True)
@@ -138,7 +132,7 @@ def told_apart(runs: Sequence[RunRecord]) -> list[RunRecord]:
             first = next(iter(others.values()))
             differences = "; ".join(row_differences(first.config, run.config))
             name = f"{run.name} ({place}: {differences})"
-            summary = None if run.summary is None else {**run.summary, "name": name}
+            summary = None if run.summary is None else replace(run.summary, name=name)
             run = replace(run, config={**run.config, "name": name}, summary=summary)
         named.append(run)
     return named
@@ -146,18 +140,17 @@ def told_apart(runs: Sequence[RunRecord]) -> list[RunRecord]:
 
 def data_of(run: RunRecord) -> Data:
     """The data of a run."""
-    data = (run.summary or {}).get("data") or run.environment.get("data") or {}
-    variant = (run.summary or {}).get("variant") or data.get("variant")
+    variant = run.data.get("variant") if run.summary is None else run.summary.variant
     named = ("checksum", "split_by", "num_users", "extra")
-    return Data(run.task, variant, *map(data.get, named))
+    return Data(run.task, variant, *map(run.data.get, named))
 
 
 def _record(runs: Sequence[RunRecord]) -> Record:
     """The record of the runs of one experiment, in the order of their seeds."""
     first, environments = runs[0], [run.environment for run in runs]
     summaries = [run.summary for run in runs if run.summary is not None]
-    headline = (headline_metrics(summaries[0]) or [""])[0]
-    lower = MetricDirections.of_summary(summaries[0]).lower_is_better(headline)
+    headline = (first.headlines or [""])[0]
+    lower = first.directions.lower_is_better(headline)
     return Record(
         row=first.name,
         setting=first.setting,
@@ -169,12 +162,12 @@ def _record(runs: Sequence[RunRecord]) -> Record:
         seeds=[run.seed for run in runs],
         headline=Headline(headline, lower),
         metrics=_metrics(summaries),
-        lines=rows_from_summaries(summaries),
-        diverged=_distinct(describe_divergence(one.get("diverged")) for one in summaries),
-        edited=_distinct(str(one.get("edited") or "") for one in summaries),
+        lines=rows_of(summaries),
+        diverged=_distinct(describe_divergence(one.diverged) for one in summaries),
+        edited=_distinct(one.edited for one in summaries),
         privacy=_privacy(runs),
         cost=total_of(runs),
-        seconds=[as_float(one.get("seconds")) for one in summaries],
+        seconds=[one.seconds for one in summaries],
         commits=_distinct(map(_commit, runs)),
         commands=_distinct(map(_command, runs)),
         versions=_same(
@@ -184,11 +177,11 @@ def _record(runs: Sequence[RunRecord]) -> Record:
     )
 
 
-def _metrics(summaries: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]]:
+def _metrics(summaries: Sequence[RunSummary]) -> dict[str, list[float | None]]:
     """Final metrics, one value a seed, without their spread over clients and strata."""
-    names = dict.fromkeys(name for one in summaries for name in one["metrics"])
+    names = dict.fromkeys(name for one in summaries for name in one.metrics)
     return {
-        name: [as_float(one["metrics"].get(name)) for one in summaries]
+        name: [one.metrics.get(name) for one in summaries]
         for name in names
         if not name.partition("/")[2].startswith(SPREADS)
     }

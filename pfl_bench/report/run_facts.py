@@ -11,7 +11,6 @@ from pfl_bench.report.results import format_value
 from pfl_bench.report.run_folder import RunRecord
 from pfl_bench.report.table import Cell, Table
 from pfl_bench.runs.divergence import describe_divergence
-from pfl_bench.runs.rows import as_float
 
 # Dozens of numbers each: how metrics spread over clients and strata.
 SPREADS = ("client_", "stratum_")
@@ -23,15 +22,14 @@ def run_table(runs: Sequence[RunRecord]) -> Table:
     """Table of the state of each run."""
     lines = []
     for run in runs:
-        summary = run.summary or {}
         nonfinite = run.series("train/num_nonfinite")[1]
-        diverged = describe_divergence(summary.get("diverged"))
+        diverged = "" if run.summary is None else describe_divergence(run.summary.diverged)
         line = (
             run.name,
             _seed(run),
             ", ".join(filter(None, (run.status.replace("_", " "), diverged))),
             progress(run),
-            duration(as_float(summary.get("seconds"))),
+            duration(None if run.summary is None else run.summary.seconds),
             f"{sum(nonfinite):.0f}" if nonfinite else "-",
             Cell(str(run.path), str(run.path), style="path"),
         )
@@ -70,16 +68,14 @@ def run_facts(runs: Sequence[RunRecord]) -> list[dict[str, Any]]:
 
 def _numbers(run: RunRecord) -> dict[str, Any]:
     """Data and final metrics; distributions over clients, dozens of numbers, are drawn."""
-    summary = run.summary or {}
-    data = summary.get("data") or run.environment.get("data") or {}
     return {
         "data": {
             key: value if isinstance(value, str | int | float) else json.dumps(value)
-            for key, value in data.items()
+            for key, value in run.data.items()
         },
         "metrics": {
-            name: format_value(as_float(value))
-            for name, value in (summary.get("metrics") or {}).items()
+            name: format_value(value)
+            for name, value in run.metrics.items()
             if not name.partition("/")[2].startswith(SPREADS)
         },
     }

@@ -10,8 +10,9 @@ from typing import Any
 from pfl_bench.config.yaml_text import parse_yaml
 from pfl_bench.data import held_task
 from pfl_bench.files import read_json, read_metrics, read_text
-from pfl_bench.runs.rows import as_float, mark_edited, rows_from_summaries
-from pfl_bench.types import RunFolderError
+from pfl_bench.metrics import MetricDirections
+from pfl_bench.runs.rows import headline_metrics, mark_edited
+from pfl_bench.types import ExpectedResult, RunFolderError, RunSummary, as_float
 from pfl_bench.types.layouts import LAYOUTS, misfit
 
 _FORMAT_VERSION = 1
@@ -33,26 +34,27 @@ class RunRecord:
     rounds: tuple[Mapping[str, Any], ...]
     environment: Mapping[str, Any]
     statement: Mapping[str, Any] | None
-    summary: Mapping[str, Any] | None
+    summary: RunSummary | None
     strata: Mapping[str, Any] | None = None
     is_audit_believed: bool = True
 
     @property
     def name(self) -> str:
         """Name of the row; the folder's name where nothing says it."""
-        return str((self.summary or {}).get("name") or self.config.get("name") or self.path.name)
+        known = "" if self.summary is None else self.summary.name
+        return str(known or self.config.get("name") or self.path.name)
 
     @property
     def seed(self) -> int | None:
         """Seed of the run; None where nothing says it."""
-        value = (self.summary or self.config).get("seed")
+        value = self.config.get("seed") if self.summary is None else self.summary.seed
         return value if isinstance(value, int) else None
 
     @property
     def setting(self) -> str:
         """Setting of the run, read off the configuration's sections while it is unfinished."""
         if self.summary is not None:
-            return str(self.summary.get("setting", "unknown"))
+            return self.summary.setting
         private = bool(self.config.get("privacy"))
         for alone in ("local", "multitask"):
             if self.config.get(alone):
@@ -72,16 +74,15 @@ class RunRecord:
     @property
     def status(self) -> str:
         """State of the run: "finished", "budget_exhausted" or "unfinished"."""
-        return "unfinished" if self.summary is None else str(self.summary.get("status", "finished"))
+        return "unfinished" if self.summary is None else self.summary.status
 
     @property
     def task(self) -> str:
         """Name of the task, of one in memory its user's; empty where nothing says it."""
-        task = (self.summary or self.config).get("task", "")
         section = self.config.get("task")
-        if task == held_task.NAME and isinstance(section, Mapping):
-            return str(section.get("title", task))
-        return str(task.get("name", "") if isinstance(task, Mapping) else task)
+        section = section if isinstance(section, Mapping) else {}
+        name = section.get("name", "") if self.summary is None else self.summary.task
+        return str(section.get("title", name) if name == held_task.NAME else name)
 
     @property
     def last_round(self) -> int:
@@ -103,16 +104,37 @@ class RunRecord:
         return None
 
     @property
-    def expected(self) -> list[Mapping[str, Any]]:
-        """Published values, with "published" and, once the run is finished, the verdicts."""
+    def expected(self) -> tuple[ExpectedResult, ...]:
+        """Published values and, once the run is finished, the verdicts."""
         if self.summary is not None:
-            return list(self.summary["expected"])
-        entries = self.config.get("expected") or []
-        return [
-            {**entry, "published": entry.get("value")}
-            for entry in entries
-            if isinstance(entry, Mapping) and "metric" in entry
-        ]
+            return self.summary.expected
+        return tuple(
+            ExpectedResult.of({**entry, "published": entry.get("value")})
+            for entry in self.config.get("expected") or []
+            if "metric" in entry
+        )
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """Final metrics; empty while the run is unfinished."""
+        return {} if self.summary is None else self.summary.metrics
+
+    @property
+    def headlines(self) -> list[str]:
+        """The final metric that speaks for the run; empty without one."""
+        return [] if self.summary is None else headline_metrics(self.summary)
+
+    @property
+    def directions(self) -> MetricDirections:
+        """Directions of the metrics, as the run recorded them."""
+        summary = self.summary
+        return MetricDirections.of_recorded(None if summary is None else summary.metric_directions)
+
+    @property
+    def data(self) -> Mapping[str, Any]:
+        """Facts about its data; empty where nothing says them."""
+        stated = {} if self.summary is None else self.summary.data
+        return stated or self.environment.get("data") or {}
 
     @property
     def is_private(self) -> bool:
@@ -177,13 +199,11 @@ def read_run(path: Path) -> RunRecord:
         raise RunFolderError(f"{config_path} holds {type(config).__name__}, expected a mapping")
     if wrong := misfit(config, LAYOUTS["config.yaml"]):
         raise RunFolderError(f"{config_path}: {wrong}; run the row again")
-    summary = read_json(path / "summary.json")
-    if summary is not None:
-        _check_summary(path / "summary.json", summary)
-        summary = mark_edited(summary, config)
-    statement = read_json(path / "privacy.json")
-    if statement is None and summary is not None and isinstance(summary.get("privacy"), dict):
-        statement = summary["privacy"]
+    document = read_json(path / "summary.json")
+    summary = None if document is None else _summary(path / "summary.json", document, config)
+    statement: Mapping[str, Any] | None = read_json(path / "privacy.json")
+    if statement is None and summary is not None:
+        statement = summary.privacy
     selection = read_json(path / "selection.json")
     if statement is not None and selection is not None:
         statement = {**statement, "selection": selection}
@@ -214,14 +234,15 @@ def read_runs(paths: Sequence[Path], notice: Callable[[str], None]) -> list[RunR
     return runs
 
 
-def _check_summary(path: Path, summary: Mapping[str, Any]) -> None:
-    """Refuse summaries of another layout."""
-    if summary.get("format_version") != _FORMAT_VERSION:
+def _summary(path: Path, document: Mapping[str, Any], config: Mapping[str, Any]) -> RunSummary:
+    """Read a summary; one of another layout is refused."""
+    if document.get("format_version") != _FORMAT_VERSION:
         raise RunFolderError(
-            f"{path} has format_version {summary.get('format_version')!r}, expected "
+            f"{path} has format_version {document.get('format_version')!r}, expected "
             f"{_FORMAT_VERSION}: it was written by another release of pfl-bench"
         )
     try:
-        rows_from_summaries([summary])
+        RunSummary.of(document)
+        return RunSummary.of(mark_edited(document, config))
     except RunFolderError as error:
         raise RunFolderError(f"{path}: {error}") from None

@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from pfl_bench.report.run_folder import RunRecord
-from pfl_bench.runs.rows import as_float
+from pfl_bench.types import as_float
 
 HOUR_S = 3600.0
 STEP, CLOCK = "step", "systems/total_simulated_seconds"

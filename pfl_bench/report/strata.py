@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pfl_bench.metrics import lower_is_better
 from pfl_bench.report.results import format_value
 from pfl_bench.report.run_folder import RunRecord
 from pfl_bench.report.table import Table
-from pfl_bench.runs.rows import as_float, headline_metrics
+from pfl_bench.types import as_float
 
 _SHOWN = 5
 
@@ -57,7 +56,7 @@ def _table(title: str, split: str, values: Mapping[str, Any], run: RunRecord) ->
     sizes = sorted(size for _, size, _, _ in lines)
     least = sizes[len(sizes) // 4] if len(lines) > 4 * _SHOWN else 0
     kept = [line for line in lines if line[1] >= least]
-    sign = 1 if lower_is_better(metric, run.summary) else -1
+    sign = 1 if run.directions.lower_is_better(metric) else -1
     kept.sort(key=lambda line: (sign * line[0], -line[1], line[2]))
     count = f"{len(lines):,} values"
     if len(kept) < len(lines):
@@ -76,8 +75,7 @@ def _metric(split: str, values: Mapping[str, Any], run: RunRecord) -> str | None
     """The metric that the row is judged by, if the strata have it; else their first."""
     entry = next((entry for entry in values.values() if isinstance(entry, Mapping)), {})
     has = [name for name in entry if name not in ("examples", "clients")]
-    wanted = [str(expected["metric"]) for expected in run.expected]
-    wanted += headline_metrics(run.summary or {})
+    wanted = [*(entry.metric for entry in run.expected), *run.headlines]
     bases = [name.partition("/")[2] for name in wanted if name.partition("/")[0] == split]
     return next((base for base in [*bases, "accuracy"] if base in has), has[0] if has else None)
 

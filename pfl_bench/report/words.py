@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pfl_bench.report.results import format_epsilon
-from pfl_bench.runs.rows import as_float
+from pfl_bench.types import as_float
 from privacy.sampling_scheme import scheme_names, scheme_type
 from privacy.statement.statement import small
 

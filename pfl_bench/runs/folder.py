@@ -25,8 +25,8 @@ from pfl_bench.files import (
 )
 from pfl_bench.runs.checkpoint import newest
 from pfl_bench.runs.published import compare_finished
-from pfl_bench.runs.rows import check_summary, mark_edited
-from pfl_bench.types import ConfigError, RunFolderError
+from pfl_bench.runs.rows import mark_edited
+from pfl_bench.types import ConfigError, RunFolderError, RunSummary
 from privacy.errors import LedgerError
 
 SUMMARY_VERSION = 1
@@ -172,10 +172,10 @@ class RunFolder:
     def _compared_anew(self, summary: dict[str, Any], resolved: ResolvedConfig) -> dict[str, Any]:
         """Compare a finished run with what the row publishes now, as today's rules have it."""
         try:
-            check_summary(summary)
+            known = RunSummary.of(summary)
         except RunFolderError as error:
             raise RunFolderError(f"{self.path / 'summary.json'}: {error}") from None
-        anew = summary | {"expected": to_json_value(compare_finished(resolved, summary))}
+        anew = summary | {"expected": to_json_value(compare_finished(resolved, known))}
         compared = mark_edited(anew, read_yaml(self.path / "config.yaml"))
         if compared != summary:
             write_json(self.path / "summary.json", compared)

@@ -11,7 +11,8 @@ from pfl_bench.config.schema import Expected, RunConfig
 from pfl_bench.metrics import MetricDirections
 from pfl_bench.runs.divergence import describe_divergence
 from pfl_bench.runs.equivalence import Published
-from pfl_bench.runs.rows import as_float, judge, measured_value
+from pfl_bench.runs.rows import judge, measured_value
+from pfl_bench.types import RunSummary, as_float
 
 
 def best_over_rounds(
@@ -34,20 +35,13 @@ def best_over_rounds(
 
 
 def compare(
-    config: RunConfig,
-    summary: Mapping[str, Any],
-    metrics: Mapping[str, float],
-    not_the_row: Sequence[str] = (),
+    config: RunConfig, summary: RunSummary, not_the_row: Sequence[str] = ()
 ) -> list[dict[str, Any]]:
-    """Set measured numbers of the final evaluation beside the published ones.
+    """Set measured numbers beside the published ones.
 
     Args:
         config: Has the published ones.
-        summary: The run's: "variant" and "data" of it; "num_users" of the data, where a published
-            number asks for it, by split; "best", what ``best_over_rounds`` gives, where one asks
-            for that; "diverged", if its training did; "departure", why its model is not the row's,
-            if it is not.
-        metrics: The measured ones of the final evaluation.
+        summary: The run's; what it says of expected numbers is not looked at.
         not_the_row: How the run's configuration differs from the row that the numbers are of.
 
     Returns:
@@ -55,7 +49,7 @@ def compare(
         ``pfl_bench.runs.equivalence`` ("as measured before" where nobody published the number), or
         "diverged", "not the row" or "not comparable", whose reason is in "why".
     """
-    diverged = describe_divergence(summary.get("diverged"))
+    diverged = describe_divergence(summary.diverged)
     rows = []
     for expected in config.expected:
         entry: dict[str, Any] = {
@@ -69,9 +63,9 @@ def compare(
             "measured_here": expected.measured_here,
             "chance": _chance(expected.metric, summary),
         }
-        measured = measured_value({**summary, "metrics": metrics}, entry)
-        other = "; ".join((*not_the_row, *filter(None, [summary.get("departure")])))
-        why = other or _not_comparable(expected, config, summary, metrics)
+        measured = measured_value(summary, expected.metric, expected.statistic)
+        other = "; ".join((*not_the_row, *filter(None, [summary.departure])))
+        why = other or _not_comparable(expected, config, summary)
         if measured is None and not why:
             why = "not measured in any round: the run has recorded no best value"
         if diverged and not expected.diverged:
@@ -92,32 +86,28 @@ def compare(
 
 
 def compare_finished(
-    resolved: ResolvedConfig, summary: Mapping[str, Any], expected: Sequence[Expected] | None = None
+    resolved: ResolvedConfig, summary: RunSummary, expected: Sequence[Expected] | None = None
 ) -> list[dict[str, Any]]:
     """Compare a finished run as ``compare`` does, by today's rules, with today's published numbers.
 
-    In its ``summary.json`` non-finite numbers are texts; ``expected`` is None for the row's own.
+    ``expected`` is None for the row's own.
     """
     config = resolved.config
     if expected is not None:
         config = config.model_copy(update={"expected": list(expected)})
-    read = {name: as_float(value) for name, value in summary["metrics"].items()}
-    metrics = {name: value for name, value in read.items() if value is not None}
-    return compare(config, summary, metrics, resolved.not_the_row)
+    return compare(config, summary, resolved.not_the_row)
 
 
-def _not_comparable(
-    expected: Expected, config: RunConfig, summary: Mapping[str, Any], metrics: Mapping[str, float]
-) -> str:
+def _not_comparable(expected: Expected, config: RunConfig, summary: RunSummary) -> str:
     """Reason why a measured number cannot be compared with the published one; empty if it can."""
-    if expected.statistic == "last" and expected.metric not in metrics:
-        return f"not measured; there are: {', '.join(sorted(metrics))}"
+    if expected.statistic == "last" and expected.metric not in summary.metrics:
+        return f"not measured; there are: {', '.join(sorted(summary.metrics))}"
     if config.privacy is not None and config.privacy.audit is not None:
         return "canaries (privacy.audit) have moved the model"
-    variant = summary["variant"]
+    variant = summary.variant
     if expected.variants is not None and variant not in expected.variants:
         return f"data is {variant}; the published number is for {', '.join(expected.variants)}"
-    data = summary.get("data") or {}  # runs of before have less there
+    data = summary.data  # runs of before have less there
     split_by = data.get("split_by")
     if expected.split_by not in (None, split_by):
         return (
@@ -141,8 +131,8 @@ def _not_comparable(
     return ""
 
 
-def _chance(metric: str, summary: Mapping[str, Any]) -> float | None:
+def _chance(metric: str, summary: RunSummary) -> float | None:
     """The accuracy of a guess among the classes of the data; None of other metrics."""
-    num_classes = (summary.get("data") or {}).get("num_classes")
+    num_classes = summary.data.get("num_classes")
     is_accuracy = metric.rpartition("/")[2] in ("accuracy", "personal_accuracy")
     return 1 / num_classes if is_accuracy and num_classes else None

@@ -1,6 +1,6 @@
 """Rows of a table: what is published beside what was measured, over seeds.
 
-Pure functions over the ``summary.json`` objects of finished runs; nothing is read or written here.
+Pure functions over the summaries of finished runs; nothing is read or written here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pfl_bench.config.row_differences import settings_digest
 from pfl_bench.metrics import MetricDirections
 from pfl_bench.runs.divergence import describe_divergence
 from pfl_bench.runs.equivalence import Comparison, Published, equivalence
-from pfl_bench.types import RunFolderError
+from pfl_bench.types import ExpectedResult, RunSummary, as_float
 
 FAILED = ("differs", "diverged")
 # Of a number of a paper, and of one of this toolkit.
@@ -132,30 +132,29 @@ def judge(
     return _AGREES[measured_here] if status == "reproduced" else status, found
 
 
-def as_float(value: Any) -> float | None:
-    """Read a number as run folders write it, non-finite as texts; None of what is no number."""
-    if isinstance(value, bool):
-        return None
-    is_number = isinstance(value, int | float) or value in ("nan", "inf", "-inf")
-    return float(value) if is_number else None
+def rows_from_summaries(documents: Sequence[Mapping[str, Any]]) -> list[RowResult]:
+    """The lines of the contents of ``summary.json`` files, as ``rows_of`` makes them.
+
+    RunFolderError if one lacks what a line needs.
+    """
+    return rows_of([RunSummary.of(document, index) for index, document in enumerate(documents)])
 
 
-def rows_from_summaries(summaries: Sequence[Mapping[str, Any]]) -> list[RowResult]:
-    """Group ``summary.json`` objects by row over seeds, and compare rows with what is published.
+def rows_of(summaries: Iterable[RunSummary]) -> list[RowResult]:
+    """Group runs by row over seeds, and compare rows with what is published.
 
     Runs of one name and of other settings are no seeds of one row. A row with k expected values
     gives k lines, a row without gives one: that of its headline metric. Rows come in the order in
-    which they first occur; RunFolderError if a summary lacks what a line needs.
+    which they first occur.
     """
-    groups = defaultdict[tuple[Any, ...], list[Mapping[str, Any]]](list)
-    for index, summary in enumerate(summaries):
-        check_summary(summary, index)
-        groups[summary["name"], summary.get("settings_sha256")].append(summary)
+    groups = defaultdict[tuple[Any, ...], list[RunSummary]](list)
+    for summary in summaries:
+        groups[summary.name, summary.settings_sha256].append(summary)
     rows: list[RowResult] = []
     for runs in groups.values():
-        runs.sort(key=lambda run: int(run["seed"]))
-        expected = [entry for run in runs for entry in run["expected"]]
-        wanted = dict.fromkeys((str(entry["metric"]), _statistic(entry)) for entry in expected)
+        runs.sort(key=lambda run: run.seed)
+        expected = [entry for run in runs for entry in run.expected]
+        wanted = dict.fromkeys((entry.metric, entry.statistic) for entry in expected)
         wanted = wanted or {(metric, "last"): None for metric in headline_metrics(runs[0])}
         rows += [_row(runs, metric, statistic) for metric, statistic in wanted]
     return rows
@@ -179,89 +178,52 @@ def mark_edited(summary: Mapping[str, Any], config: Mapping[str, Any]) -> dict[s
     return {**found, "edited": why, "expected": expected}
 
 
-def _statistic(entry: Mapping[str, Any]) -> str:
-    """The number of a run that an entry is of; of runs of before it is the last."""
-    return str(entry.get("statistic", "last"))
-
-
-def headline_metrics(summary: Mapping[str, Any]) -> list[str]:
+def headline_metrics(summary: RunSummary) -> list[str]:
     """Name the metric that speaks for a run without expected values; none without any metric.
 
     It is of the test split, else of any: the first that the families of metrics name, else the
     first.
     """
-    metrics = summary.get("metrics", {})
-    names = [name for name in metrics if name.startswith("test/")] or list(metrics)
-    for wanted in MetricDirections.of_summary(summary).headlines:
+    names = [name for name in summary.metrics if name.startswith("test/")] or list(summary.metrics)
+    for wanted in MetricDirections.of_recorded(summary.metric_directions).headlines:
         named = [name for name in names if name.rsplit("/", 1)[-1] == wanted]
         if named:
             return named[:1]
     return names[:1]
 
 
-def check_summary(summary: Mapping[str, Any], index: int = 0) -> None:
-    """Refuse (RunFolderError) a summary that lacks members of which lines are made."""
-    kinds: dict[str, Any] = {
-        "name": str,
-        "setting": str,
-        "variant": str,
-        "seed": int,
-        "metrics": Mapping,
-        "expected": Sequence,
-    }
-    for key, kind in kinds.items():
-        if not isinstance(summary.get(key), kind):
-            raise RunFolderError(
-                f"summary {index} ({summary.get('name', 'without a name')!r}): {key!r} is "
-                f"{summary.get(key)!r}; expected a {kind.__name__.lower()} as pfl-bench writes it "
-                "into summary.json; run the row again"
-            )
-    found = summary.get("diverged")
-    if found and not (isinstance(found, Mapping) and {"metric", "round", "unit"} <= set(found)):
-        raise RunFolderError(
-            f"summary {index} ({summary['name']!r}): 'diverged' is {found!r}; expected null or an "
-            "object as pfl-bench writes it; run the row again"
-        )
-    for entry in summary["expected"]:
-        if not isinstance(entry, Mapping) or not isinstance(entry.get("metric"), str):
-            raise RunFolderError(
-                f"summary {index} ({summary['name']!r}): an entry of 'expected' is {entry!r}; "
-                "expected an object that names its 'metric'; run the row again"
-            )
-
-
-def _row(runs: Sequence[Mapping[str, Any]], metric: str, statistic: str) -> RowResult:
+def _row(runs: Sequence[RunSummary], metric: str, statistic: str) -> RowResult:
     """Make one line out of the runs of one row."""
     entries_by_run = [
-        [e for e in run["expected"] if e["metric"] == metric and _statistic(e) == statistic]
+        [one for one in run.expected if (one.metric, one.statistic) == (metric, statistic)]
         for run in runs
     ]
     entries = [entry for of_run in entries_by_run for entry in of_run]
     values = []
     for run, of_run in zip(runs, entries_by_run, strict=True):
-        value = measured_value(run, {"metric": metric, "statistic": statistic})
-        values.append(as_float(of_run[0].get("measured")) if value is None and of_run else value)
+        value = measured_value(run, metric, statistic)
+        values.append(of_run[0].measured if value is None and of_run else value)
     measured = tuple(value for value in values if value is not None)
-    first = entries[0] if entries else {}
-    variants = _distinct(run["variant"] for run in runs)
+    first = entries[0] if entries else ExpectedResult.of({"metric": metric})
+    variants = _distinct(run.variant for run in runs)
     epsilon_simulated, delta_simulated = _largest_epsilon(runs, "simulated")
     epsilon_actual, delta_actual = _largest_epsilon(runs, "actual")
     status, why = _status(entries, measured)
-    diverged = _distinct(filter(None, (describe_divergence(run.get("diverged")) for run in runs)))
+    diverged = _distinct(filter(None, (describe_divergence(run.diverged) for run in runs)))
     if status != "diverged":
         why = [*why, *diverged]
     if diverged and not entries:
         status = "diverged"
-    edited = _distinct(run["edited"] for run in runs if run.get("edited"))
+    edited = _distinct(run.edited for run in runs if run.edited)
     if edited:
         status, why = "edited", _distinct([*edited, *why])
     return RowResult(
-        name=runs[0]["name"],
-        setting=runs[0]["setting"],
+        name=runs[0].name,
+        setting=runs[0].setting,
         variant=", ".join(variants),
         metric=f"{metric} (best over rounds)" if statistic == BEST else metric,
-        published=as_float(first.get("published")),
-        source=first.get("source"),
+        published=first.published,
+        source=first.source,
         measured=measured,
         status=status,
         epsilon_simulated=epsilon_simulated,
@@ -269,32 +231,29 @@ def _row(runs: Sequence[Mapping[str, Any]], metric: str, statistic: str) -> RowR
         delta_simulated=delta_simulated,
         note="; ".join([*why, *_notes(runs, values, variants)]),
         delta_actual=delta_actual,
-        published_sd=as_float(first.get("sd")),
-        published_seeds=first.get("seeds"),
-        margin=as_float(first.get("tolerance")),
-        measured_here=bool(first.get("measured_here")),
-        chance=as_float(first.get("chance")),
+        published_sd=first.sd,
+        published_seeds=first.seeds,
+        margin=first.tolerance,
+        measured_here=first.measured_here,
+        chance=first.chance,
     ).judged()
 
 
-def measured_value(summary: Mapping[str, Any], wanted: Mapping[str, Any]) -> float | None:
-    """A run's number of a "metric" and "statistic": its final value, or the best over rounds."""
-    metric = wanted["metric"]
-    if _statistic(wanted) == BEST:
-        return as_float((summary.get("best") or {}).get(metric, {}).get("value"))
-    return as_float(summary["metrics"].get(metric))
+def measured_value(summary: RunSummary, metric: str, statistic: str) -> float | None:
+    """A run's number of a metric: its final value, or the best over rounds."""
+    return (summary.best if statistic == BEST else summary.metrics).get(metric)
 
 
 def _status(
-    entries: Sequence[Mapping[str, Any]], measured: tuple[float, ...]
+    entries: Sequence[ExpectedResult], measured: tuple[float, ...]
 ) -> tuple[str, list[str]]:
     """Statement that numbers are compared, or why they are not, with the reasons of the runs."""
-    if not entries or as_float(entries[0].get("published")) is None:
+    if not entries or entries[0].published is None:
         return "nothing published", []
     for status in ("edited", "diverged", "not the row", "not comparable"):
-        of_it = [entry for entry in entries if entry.get("verdict") == status]
+        of_it = [entry for entry in entries if entry.verdict == status]
         if of_it:
-            return status, _distinct(str(entry["why"]) for entry in of_it if entry.get("why"))
+            return status, _distinct(entry.why for entry in of_it if entry.why)
     if not measured:
         return "not comparable", ["nothing was measured"]
     return "undecided", []
@@ -305,31 +264,31 @@ def _distinct(texts: Iterable[str]) -> list[str]:
 
 
 def _notes(
-    runs: Sequence[Mapping[str, Any]], values: Sequence[float | None], variants: Sequence[str]
+    runs: Sequence[RunSummary], values: Sequence[float | None], variants: Sequence[str]
 ) -> list[str]:
     """Say what sets these runs apart from one clean row."""
     notes = []
     if len(variants) > 1:
         notes.append("the seeds saw different data: " + ", ".join(variants))
-    seeds = [run["seed"] for run in runs]
+    seeds = [run.seed for run in runs]
     if sorted(set(seeds)) != list(range(len(set(seeds)))):
         notes.append(f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}")
-    if any(run.get("pinned_nonce") for run in runs):
+    if any(run.pinned_nonce for run in runs):
         notes.append("private draws of a pinned nonce")
     repeated = sorted({seed for seed in seeds if seeds.count(seed) > 1})
     if repeated:
         notes.append("several runs of seed " + ", ".join(map(str, repeated)))
-    missing = [str(run["seed"]) for run, value in zip(runs, values, strict=True) if value is None]
+    missing = [str(run.seed) for run, value in zip(runs, values, strict=True) if value is None]
     if missing:
         notes.append("not measured by seed " + ", ".join(missing))
-    stopped = [run for run in runs if run.get("status") == "budget_exhausted"]
+    stopped = [run for run in runs if run.status == "budget_exhausted"]
     if stopped:
-        rounds = ", ".join(sorted({str(run.get("rounds", "?")) for run in stopped}))
+        rounds = ", ".join(sorted({str(run.rounds or "?") for run in stopped}))
         notes.append(f"stopped by the privacy budget after {rounds} rounds")
     notes += [
         f"the seeds differ in their {side} epsilon, the largest is shown"
         for side in ("simulated", "actual")
-        if len({epsilon_of(run.get("privacy") or {}, side) for run in runs}) > 1
+        if len({epsilon_of(run.privacy or {}, side) for run in runs}) > 1
     ]
     return notes
 
@@ -340,10 +299,8 @@ def epsilon_of(statement: Mapping[str, Any], side: str) -> tuple[float | None, f
     return as_float(claim.get("epsilon")), as_float(claim.get("delta"))
 
 
-def _largest_epsilon(
-    runs: Sequence[Mapping[str, Any]], side: str
-) -> tuple[float | None, float | None]:
+def _largest_epsilon(runs: Sequence[RunSummary], side: str) -> tuple[float | None, float | None]:
     """The claim that holds for every run: the largest epsilon, with its delta."""
-    claims = [epsilon_of(run.get("privacy") or {}, side) for run in runs]
+    claims = [epsilon_of(run.privacy or {}, side) for run in runs]
     private = [claim for claim in claims if claim[0] is not None]
     return max(private, key=lambda claim: claim[0] or 0.0, default=(None, None))

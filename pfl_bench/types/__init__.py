@@ -34,6 +34,7 @@ from pfl_bench.types.layers import (
     NormalizesByStatistics,
 )
 from pfl_bench.types.processes import Evaluate, SingleProcess, WorkerGroup
+from pfl_bench.types.results import ExpectedResult, RunSummary, as_float
 from pfl_bench.types.round_counts import RoundStatistics
 from pfl_bench.types.state import Stateful
 from pfl_bench.types.tasks import (
@@ -61,6 +62,7 @@ __all__ = [
     "Engine",
     "Evaluate",
     "Examples",
+    "ExpectedResult",
     "FederatedSplit",
     "GivesExampleLosses",
     "GivesFactoredGradients",
@@ -80,6 +82,7 @@ __all__ = [
     "RemoteFile",
     "RoundStatistics",
     "RunFolderError",
+    "RunSummary",
     "SingleProcess",
     "SkipsOutputs",
     "SplitBy",
@@ -92,5 +95,6 @@ __all__ = [
     "UserInputError",
     "WorkerError",
     "WorkerGroup",
+    "as_float",
     "did_you_mean",
 ]

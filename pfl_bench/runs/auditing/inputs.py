@@ -159,7 +159,8 @@ def _read_metric_columns(folder: Path, resolved: ResolvedConfig) -> Metrics | No
     values = np.array([as_number(row.get(name or "")) for row in rows], dtype=np.float64)
     best = None
     if name is not None and not np.isnan(values).all():
-        is_lower = lower_is_better(name, read_json(folder / "summary.json"))
+        summary = read_json(folder / "summary.json") or {}
+        is_lower = lower_is_better(name, summary.get("metric_directions"))
         place = np.nanargmin(values) if is_lower else np.nanargmax(values)
         best = (name, int(rounds[place]))
     return Metrics(rounds, columns, best)

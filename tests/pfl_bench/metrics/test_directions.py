@@ -16,7 +16,7 @@ from pfl_bench.files import read_metrics
 from pfl_bench.metrics import MetricDirections, lower_is_better
 from pfl_bench.runs.rows import headline_metrics, rows_from_summaries
 from pfl_bench.runs.runner import run
-from pfl_bench.types import PluginError
+from pfl_bench.types import PluginError, RunSummary
 from tasks.digits.task import DigitsTask
 from tests.helpers import make_config
 
@@ -94,9 +94,9 @@ def test_the_lowest_of_a_family_s_own_error_rate_is_selected_and_heads_the_table
     read = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
     recorded = {"lower_is_better": ["error_rate"], "headlines": ["error_rate"]}
     assert read["metric_directions"] == recorded
-    assert lower_is_better(metric, read)
+    assert lower_is_better(metric, read["metric_directions"])
     assert not lower_is_better(metric)
-    assert headline_metrics(read) == ["test/error_rate"]
+    assert headline_metrics(RunSummary.of(read)) == ["test/error_rate"]
 
 
 @pytest.mark.parametrize("missing", ["LOWER_IS_BETTER", "HEADLINES"])
@@ -133,12 +133,16 @@ def test_derived_names_follow_by_rule(metric: str, low: bool) -> None:
 
 
 def test_summaries_of_before_go_by_what_all_families_say() -> None:
-    old = {"metrics": {"val/accuracy": 0.5, "test/perplexity": 9.0, "test/c_ap": 0.1}}
-    assert headline_metrics(old) == ["test/c_ap"]
-    assert headline_metrics({"metrics": {"test/loss": 1.0}}) == ["test/loss"]
-    assert headline_metrics({"metrics": {}}) == []
-    assert lower_is_better("test/perplexity", old)
-    assert not lower_is_better("test/accuracy", old)
+    def headlines(**metrics: float) -> list[str]:
+        named = {"name": "row", "setting": "central", "variant": "digits", "seed": 0}
+        old = {name.replace("__", "/"): value for name, value in metrics.items()}
+        return headline_metrics(RunSummary.of({**named, "metrics": old, "expected": []}))
+
+    assert headlines(val__accuracy=0.5, test__perplexity=9.0, test__c_ap=0.1) == ["test/c_ap"]
+    assert headlines(test__loss=1.0) == ["test/loss"]
+    assert headlines() == []
+    assert lower_is_better("test/perplexity", None)
+    assert not lower_is_better("test/accuracy", None)
 
 
 def test_every_family_states_it() -> None:

@@ -21,7 +21,7 @@ from pfl_bench.report.leaderboard import boards, ranked, standings, write_leader
 from pfl_bench.report.records import Record, method_of, records
 from pfl_bench.report.run_folder import read_run, runs_below
 from pfl_bench.report.table import Cell
-from pfl_bench.runs.rows import rows_from_summaries
+from pfl_bench.runs.rows import rows_of
 from tests.pfl_bench.report.test_report import write_all, write_run
 
 Capture = pytest.CaptureFixture[str]
@@ -200,7 +200,7 @@ def test_runs_without_a_number_to_rank_by_are_named(tmp_path: Path) -> None:
 def test_a_record_gives_the_lines_of_the_table_again(tmp_path: Path) -> None:
     runs = [read_run(write_run(tmp_path / str(s), "a", "private_federated", s)) for s in (0, 1)]
     (record,) = records(runs)
-    wanted = rows_from_summaries([run.summary for run in runs if run.summary is not None])
+    wanted = rows_of([run.summary for run in runs if run.summary is not None])
     kept = TypeAdapter(Record).validate_json(json.dumps(asdict(record)))
     assert [line.judged() for line in kept.lines] == wanted
 

@@ -21,7 +21,7 @@ from pfl_bench.runs.equivalence import LEVEL, Published, equivalence, half_width
 from pfl_bench.runs.published import best_over_rounds, compare
 from pfl_bench.runs.rows import rows_from_summaries
 from pfl_bench.runs.runner import run
-from pfl_bench.types import ConfigError
+from pfl_bench.types import ConfigError, RunSummary
 from tests.helpers import make_config
 
 PAPER = {"metric": "test/accuracy", "tolerance": 0.001, "source": "table 1"}
@@ -125,7 +125,8 @@ def run_of(seed: int, accuracy: float, **more: Any) -> dict[str, Any]:
         "metrics": {"test/accuracy": accuracy},
         "best": {"test/accuracy": {"value": accuracy + 0.1, "round": 2}},
     }  # fmt: skip
-    return summary | {"expected": compare(config, summary, {"test/accuracy": accuracy})}
+    known = RunSummary.of({**summary, "expected": []})
+    return summary | {"expected": compare(config, known)}
 
 
 def test_the_table_says_what_would_decide_and_what_is_published() -> None:
@@ -185,7 +186,7 @@ def test_the_best_over_rounds_follows_each_metric_s_direction() -> None:
         {"round": 6, "val/loss": 1.5, "val/accuracy": 0.7},
         {"round": 8, "val/loss": "inf", "val/accuracy": "nan"},
     ]
-    best = best_over_rounds(lines, ["val"], MetricDirections.of_summary(None))
+    best = best_over_rounds(lines, ["val"], MetricDirections.of_recorded(None))
     assert best == {
         "val/loss": {"value": 1.5, "round": 6},
         "val/accuracy": {"value": 0.7, "round": 4},
@@ -222,7 +223,9 @@ def test_a_run_is_compared_by_the_best_of_its_rounds(
 def test_a_run_that_recorded_no_best_is_not_comparable() -> None:
     entry = {**PAPER, "value": 0.7, "statistic": "best_over_rounds"}
     config = make_config("federated", expected=[entry], evaluation__splits=["test"]).config
-    ((compared),) = compare(config, {"variant": "digits"}, {"test/accuracy": 0.7})
+    named = {"name": "row", "setting": "federated", "variant": "digits", "seed": 0}
+    measured = {**named, "metrics": {"test/accuracy": 0.7}, "expected": []}
+    (compared,) = compare(config, RunSummary.of(measured))
     assert compared["verdict"] == "not comparable"
     assert "recorded no best value" in compared["why"]
 

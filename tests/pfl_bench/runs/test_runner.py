@@ -18,7 +18,7 @@ from pfl_bench.files import read_json, read_metrics
 from pfl_bench.metrics import lower_is_better
 from pfl_bench.runs.published import compare
 from pfl_bench.runs.runner import run
-from pfl_bench.types import ConfigError, RunFolderError
+from pfl_bench.types import ConfigError, RunFolderError, RunSummary
 from privacy.amplification import Participation
 from privacy.ledger import read_ledger
 from tests.helpers import REPOSITORY, TREES, central_of, make_config
@@ -292,16 +292,17 @@ def test_expected_numbers_get_a_verdict() -> None:
         entry(0.905, num_users=67),
     ]
     config = make_config("federated", expected=entries).config
-    summary = {"variant": "digits", "data": {"split_by": "user", "num_users": {"train": 60}}}
-    rows = compare(config, summary, {"test/accuracy": 0.9})
+    data = {"split_by": "user", "num_users": {"train": 60}}
+    named = {"name": "row", "setting": "federated", "variant": "digits", "seed": 0}
+    measured = {**named, "metrics": {"test/accuracy": 0.9}, "expected": []}
+    rows = compare(config, RunSummary.of({**measured, "data": data}))
     verdicts = [row["verdict"] for row in rows]
     other = "not comparable"
     of_data = ["reproduced", other, "reproduced", other]
     assert verdicts == ["reproduced", "differs", other, other, *of_data]
     assert "split by user" in rows[5]["why"]
     assert "the data have 60 training users; the published number is of 67" in rows[7]["why"]
-    del summary["data"]["num_users"]  # type: ignore[attr-defined]
-    older = compare(config, summary, {"test/accuracy": 0.9})
+    older = compare(config, RunSummary.of({**measured, "data": {"split_by": "user"}}))
     assert [row["verdict"] for row in older[6:]] == [other, other]
 
 

@@ -1,0 +1,165 @@
+"""The outcome of a finished run, as its ``summary.json`` has it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pfl_bench.types.errors import RunFolderError
+
+
+def as_float(value: Any) -> float | None:
+    """Read a number as run folders write it, non-finite as texts; None of what is no number."""
+    if isinstance(value, bool):
+        return None
+    is_number = isinstance(value, int | float) or value in ("nan", "inf", "-inf")
+    return float(value) if is_number else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedResult:
+    """A published number, and what a run measured of it; None where nothing says it.
+
+    Attributes:
+        statistic: The number of a run that it is of: "last" or "best_over_rounds".
+        sd: Standard deviation over ``seeds`` seeds.
+        tolerance: Largest absolute difference that does not matter.
+        measured_here: Whether the published value is one of this toolkit.
+        chance: What guessing gives.
+        verdict: Of this run alone; empty for a run that is not finished.
+        why: Reason of the verdict.
+    """
+
+    metric: str
+    statistic: str
+    published: float | None
+    sd: float | None
+    seeds: int | None
+    tolerance: float | None
+    source: str | None
+    measured_here: bool
+    chance: float | None
+    measured: float | None
+    verdict: str
+    why: str
+
+    @classmethod
+    def of(cls, entry: Mapping[str, Any]) -> ExpectedResult:
+        """Read an entry of "expected"; what older runs did not write has its default."""
+        numbers = ("published", "sd", "tolerance", "chance", "measured")
+        return cls(
+            metric=str(entry["metric"]),
+            statistic=str(entry.get("statistic", "last")),
+            seeds=entry.get("seeds"),
+            source=entry.get("source"),
+            measured_here=bool(entry.get("measured_here")),
+            verdict=str(entry.get("verdict") or ""),
+            why=str(entry.get("why") or ""),
+            **{name: as_float(entry.get(name)) for name in numbers},
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSummary:
+    """Outcome of a finished run.
+
+    Attributes:
+        variant: Variant of the data.
+        metrics: Final metrics by full name, such as "test/accuracy"; they may not be finite.
+        best: Best value over rounds, by full name.
+        status: "finished" or "budget_exhausted".
+        diverged: What ``pfl_bench.runs.divergence`` found; None for nothing.
+        departure: Why the model is not the row's; empty if it is.
+        edited: Why the outcome is not that of ``config.yaml``; empty if it is.
+        systems: Totals of computation, communication and simulated devices.
+        budgets: What it cost to reach values, an entry each.
+        privacy: The privacy statement; None for a run that claims nothing.
+        data: Facts about the data.
+        metric_directions: What ``pfl_bench.metrics.MetricDirections`` writes; None in older runs.
+    """
+
+    name: str
+    setting: str
+    task: str
+    variant: str
+    seed: int
+    metrics: Mapping[str, float]
+    expected: tuple[ExpectedResult, ...]
+    best: Mapping[str, float]
+    status: str
+    rounds: int | None
+    seconds: float | None
+    diverged: Mapping[str, Any] | None
+    departure: str
+    edited: str
+    pinned_nonce: bool
+    settings_sha256: str | None
+    systems: Mapping[str, Any]
+    budgets: tuple[Mapping[str, Any], ...]
+    privacy: Mapping[str, Any] | None
+    data: Mapping[str, Any]
+    metric_directions: Mapping[str, Any] | None
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any], index: int = 0) -> RunSummary:
+        """Read the content of a ``summary.json``, the one of ``index`` among several.
+
+        Raises:
+            RunFolderError: It lacks a member that a table needs, or has one of another kind.
+        """
+        _check(document, index)
+        numbers = {name: as_float(value) for name, value in document["metrics"].items()}
+        best = document.get("best") or {}
+        values = {name: as_float(entry.get("value")) for name, entry in best.items()}
+        return cls(
+            **{key: document[key] for key in ("name", "setting", "variant", "seed")},
+            task=str(document.get("task") or ""),
+            metrics={name: value for name, value in numbers.items() if value is not None},
+            expected=tuple(map(ExpectedResult.of, document["expected"])),
+            best={name: value for name, value in values.items() if value is not None},
+            status=str(document.get("status") or "finished"),
+            rounds=document.get("rounds"),
+            seconds=as_float(document.get("seconds")),
+            diverged=document.get("diverged") or None,
+            departure=str(document.get("departure") or ""),
+            edited=str(document.get("edited") or ""),
+            pinned_nonce=bool(document.get("pinned_nonce")),
+            settings_sha256=document.get("settings_sha256"),
+            systems=document.get("systems") or {},
+            budgets=tuple(document.get("budgets") or ()),
+            privacy=document.get("privacy"),
+            data=document.get("data") or {},
+            metric_directions=document.get("metric_directions"),
+        )
+
+
+def _check(document: Mapping[str, Any], index: int) -> None:
+    """Refuse a summary that lacks members of which lines are made."""
+    kinds: dict[str, Any] = {
+        "name": str,
+        "setting": str,
+        "variant": str,
+        "seed": int,
+        "metrics": Mapping,
+        "expected": Sequence,
+    }
+    named = f"summary {index} ({document.get('name', 'without a name')!r})"
+    for key, kind in kinds.items():
+        if not isinstance(document.get(key), kind):
+            raise RunFolderError(
+                f"{named}: {key!r} is {document.get(key)!r}; expected a {kind.__name__.lower()} as "
+                "pfl-bench writes it into summary.json; run the row again"
+            )
+    found = document.get("diverged")
+    if found and not (isinstance(found, Mapping) and {"metric", "round", "unit"} <= set(found)):
+        raise RunFolderError(
+            f"{named}: 'diverged' is {found!r}; expected null or an object as pfl-bench writes it; "
+            "run the row again"
+        )
+    for entry in document["expected"]:
+        if not isinstance(entry, Mapping) or not isinstance(entry.get("metric"), str):
+            raise RunFolderError(
+                f"{named}: an entry of 'expected' is {entry!r}; expected an object that names its "
+                "'metric'; run the row again"
+            )
