@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import FrameType
 
 import pytest
 
+from pfl_bench.config.loading import load_config
+from pfl_bench.federated.trainer import FederatedTrainer
+from pfl_bench.runs.runner import run
 from scripts import code_lines
 from tests.helpers import REPOSITORY
 
 LONGEST_MODULE = 350
+MOST_FILES_A_ROUND = 50
 
 requires_git = pytest.mark.skipif(
     not (REPOSITORY / ".git").exists(), reason="not a git checkout: which files are ours is unknown"
@@ -58,3 +67,34 @@ def test_docstrings_comments_and_blank_lines_are_not_code() -> None:
 )
 def test_the_longest_prefix_has_a_file(path: str, begins: str) -> None:
     assert code_lines.capability_of(path).startswith(begins)
+
+
+def test_a_private_round_is_read_in_few_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = tuple(str(REPOSITORY / name) + os.sep for name in code_lines.PACKAGES)
+    executed: set[str] = set()
+    advance = FederatedTrainer.advance
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(ours):
+            executed.add(frame.f_code.co_filename)
+
+    def noted(trainer: FederatedTrainer, index: int) -> dict[str, float]:
+        # The first round builds what later ones use again.
+        if index != 2:
+            return advance(trainer, index)
+        sys.setprofile(note)
+        threading.setprofile(note)
+        try:
+            return advance(trainer, index)
+        finally:
+            sys.setprofile(None)
+            threading.setprofile(None)
+
+    monkeypatch.setattr(FederatedTrainer, "advance", noted)
+    row = REPOSITORY / "configs" / "demo" / "private_federated.yaml"
+    changes = ["num_rounds=2", "workers=1", "engine=sequential"]
+    run(load_config(row, [f"federated.{change}" for change in changes]), tmp_path / "run")
+    assert str(REPOSITORY / "privacy" / "clipping.py") in executed
+    assert len(executed) <= MOST_FILES_A_ROUND, "\n".join(sorted(executed))
