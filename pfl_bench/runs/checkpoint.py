@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -17,6 +18,7 @@ from pfl_bench.files import write_atomically
 from pfl_bench.types import RunFolderError, UserInputError
 
 VERSION = 3
+_DEEPEST = 50
 _NAME = re.compile(r"^step-(\d{8})\.pt$")
 
 
@@ -60,7 +62,11 @@ def load(path: Path) -> dict[str, Any]:
             f"{path}: no regular file; delete it to resume from the checkpoint before it"
         )
     try:
+        with zipfile.ZipFile(path) as archive:
+            if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
+                raise ValueError("compressed, and nothing says how large it becomes")
         state = torch.load(path, map_location="cpu", weights_only=True)
+        _check_size(state, path.stat().st_size)
     except Exception as error:
         # torch raises a dozen kinds for a file that is cut, foreign or holds a pickle.
         raise RunFolderError(
@@ -85,13 +91,37 @@ def load(path: Path) -> dict[str, Any]:
     return state
 
 
+def _check_size(state: Any, size: int) -> None:
+    """Refuse, by a ValueError, what stands for far more than the ``size`` bytes of its file.
+
+    A tensor may repeat one element by its strides, and a list one member by references.
+    """
+    pending, left = [(state, 0)], 8 * size
+    while pending:
+        value, depth = pending.pop()
+        left -= 1
+        if isinstance(value, Tensor):
+            left -= value.numel() * value.element_size()
+            if value.layout != torch.strided or value.device.type != "cpu" or value.is_quantized:
+                raise ValueError("a tensor of a foreign kind")
+        elif isinstance(value, Mapping):
+            pending += [(part, depth + 1) for pair in value.items() for part in pair]
+        elif isinstance(value, (list, tuple)):
+            pending += [(part, depth + 1) for part in value]
+        if left < 0 or depth > _DEEPEST:
+            raise ValueError("its values are larger or deeper than their file")
+
+
 @contextmanager
-def restoring(folder: Path, state: Mapping[str, Any], fresh: Mapping[str, Any]) -> Iterator[None]:
+def restoring(
+    path: Path | None, state: Mapping[str, Any], fresh: Mapping[str, Any]
+) -> Iterator[None]:
     """Check a state's form, and let the block restore it.
 
-    ``fresh`` is what the run would save before its first step, when mappings may still be empty and
-    values None. RunFolderError if the state does not fit, its central parameters are not finite, or
-    the block fails: trainers, optimizers and plug-ins raise what they like at foreign states.
+    It is of the file ``path``. ``fresh`` is what the run would save before its first step, when
+    mappings may still be empty and values None. RunFolderError if the state does not fit, its
+    central parameters are not finite, or the block fails: trainers, optimizers and plug-ins raise
+    what they like at foreign states.
     """
     try:
         problem = _misfit({key: state[key] for key in state if key in fresh}, dict(fresh), "")
@@ -109,7 +139,7 @@ def restoring(folder: Path, state: Mapping[str, Any], fresh: Mapping[str, Any]) 
         problem = f"{type(error).__name__}: {error}"
     if problem is not None:
         raise RunFolderError(
-            f"{newest(folder)}: a checkpoint that this configuration cannot go on from "
+            f"{path}: a checkpoint that this configuration cannot go on from "
             f"({problem}); delete this file to resume from the one before it, or start in a new "
             "folder with --out"
         )

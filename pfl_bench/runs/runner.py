@@ -21,7 +21,7 @@ from pfl_bench.config.row_differences import experiment, settings_digest, tree_d
 from pfl_bench.files import read_metrics, to_json_value, write_json
 from pfl_bench.profiling import Overhead, Profile, phase
 from pfl_bench.runs.best_model import BestModel
-from pfl_bench.runs.checkpoint import load_latest, restoring, save_checkpoint
+from pfl_bench.runs.checkpoint import load_latest, newest, restoring, save_checkpoint
 from pfl_bench.runs.divergence import USUAL_MENDS, DivergenceWatch, describe_divergence
 from pfl_bench.runs.events import Callbacks, RoundEnd, released_splits
 from pfl_bench.runs.folder import SUMMARY_VERSION, RunFolder
@@ -274,7 +274,7 @@ class _Run:
             "trainer": self._trainer.state_form(),
             "best": self._best.form_of(state.get("best")),
         }
-        with restoring(self._folder.checkpoints, state, fresh):
+        with restoring(newest(self._folder.checkpoints), state, fresh):
             self._check_settings(state.get("settings", self._settings()))
             self._trainer.load_state_dict(state["trainer"])
             self._costs.load_state_dict(state["costs"])

@@ -25,7 +25,7 @@ from pfl_bench.runs.audit_file import LEDGER_FILE
 from pfl_bench.runs.auditing.opened import OpenedRun, rebuild
 from pfl_bench.runs.auditing.replay import make_replay
 from pfl_bench.runs.base_plan import compose_of, configured_of
-from pfl_bench.runs.checkpoint import load_latest
+from pfl_bench.runs.checkpoint import load_latest, newest, restoring
 from pfl_bench.runs.membership import read_attacks
 from pfl_bench.simulation.devices.cohorts import digest_of
 from pfl_bench.types import Algorithm, UserInputError
@@ -75,22 +75,23 @@ def _read_saved(folder: Path) -> tuple[Saved | None, int | None]:
     state = load_latest(folder / "checkpoints")
     if state is None:
         return None, None
-    trainer = state["trainer"]
-    # A federated trainer keeps these with all else of its private rounds.
-    private = trainer.get("private") or trainer
-    central = trainer.get("central")
-    held = None
-    if isinstance(central, torch.Tensor) and central.dtype == torch.float32 and central.numel():
-        held = central_state(central)
-    kept = state.get("best")
-    saved = Saved(
-        rounds=int(state["step"]),
-        mechanism=trainer.get("mechanism"),
-        digest=private.get("ledger"),
-        central=held,
-        best=None if kept is None else (int(kept["index"]), tensor_digest(kept["vector"])),
-    )
-    return saved, private.get("seed")
+    with restoring(newest(folder / "checkpoints"), {"trainer": {}}, {}):
+        trainer = state["trainer"]
+        # A federated trainer keeps these with all else of its private rounds.
+        private = trainer.get("private") or trainer
+        central = trainer.get("central")
+        held = None
+        if isinstance(central, torch.Tensor) and central.dtype == torch.float32 and central.numel():
+            held = central_state(central)
+        kept = state.get("best")
+        saved = Saved(
+            rounds=int(state["step"]),
+            mechanism=trainer.get("mechanism"),
+            digest=private.get("ledger"),
+            central=held,
+            best=None if kept is None else (int(kept["index"]), tensor_digest(kept["vector"])),
+        )
+        return saved, private.get("seed")
 
 
 def _read_seed(run: OpenedRun, saved: int | None) -> SeedRecord:

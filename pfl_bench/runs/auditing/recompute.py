@@ -19,7 +19,6 @@ from pfl_bench.profiling import one_thread
 from pfl_bench.runs.auditing.inputs import METRICS_FILE
 from pfl_bench.runs.auditing.opened import OpenedRun
 from pfl_bench.runs.auditing.starts import Starts
-from pfl_bench.runs.checkpoint import load
 from pfl_bench.types import ConfigError
 from privacy.audit.check import Check
 from privacy.audit.errors import SkippedError
@@ -211,7 +210,7 @@ class _Work:
             after = self._run.lines[number] if number < len(self._run.lines) else {}
             saved = None
             if number in self._run.checkpoints:
-                saved = load(self._run.checkpoints[number])["trainer"]["central"]
+                saved = self._run.saved(number)["central"]
             records = (line, after.get("central"), self._metrics.get(number, {}), saved)
             found = list(compare(*records, made, sketch, allowed))
             # Whether local training makes so much of rounding. A ReLU that rounding turned over

@@ -15,9 +15,16 @@ from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.federated.central_gradient import private_gradient
 from pfl_bench.federated.parts import FederatedParts, build_algorithm
 from pfl_bench.runs.auditing.opened import OpenedRun
-from pfl_bench.runs.checkpoint import load, steps_saved
+from pfl_bench.runs.checkpoint import load, restoring, steps_saved
 from pfl_bench.simulation.devices.cohorts import digest_of
-from pfl_bench.types import ClientUpload, LocalResult, TransformsBatches, UserInputError
+from pfl_bench.types import (
+    Algorithm,
+    ClientUpload,
+    LocalResult,
+    RunFolderError,
+    TransformsBatches,
+    UserInputError,
+)
 from privacy.audit.errors import SkippedError
 from privacy.audit.inputs import as_number
 from privacy.reference.central import Optimizer
@@ -146,20 +153,9 @@ class Starts:
             self._devices_of(parts),
         )
         if step:
-            saved = load(self.checkpoints[step])["trainer"]
-            state.central = saved["central"].clone()
-            state.mechanism.bound = float(
-                saved["mechanism"].get("clip_norm", state.mechanism.bound)
-            )
-            load_optimizer(state.optimizer, saved["optimizer"])
-            algorithm.load_state_dict(saved["clients"]["algorithm"])
-            if state.devices is not None:
-                played = saved["clients"]["participants"]
-                state.devices.now = float(played["clock"]["now"])
-                state.devices.counts = played["limits"]["counts"].numpy().copy()
-                state.devices.last = played["limits"]["last"].numpy().copy()
-            for key, transform in transforms.items():
-                transform.load_state_dict(saved["clients"][f"transform of {key}"])
+            saved = self.saved(step)
+            with restoring(self.checkpoints[step], {"trainer": {}}, {}):
+                self._restore(saved, state, algorithm)
 
         def send(user: int, trained: Trained, number: int) -> Tensor:
             loss = torch.tensor(trained.loss)
@@ -181,6 +177,35 @@ class Starts:
         canaries = None if privacy is None else privacy.audit
         hooks = (algorithm.correction, send, gradient)
         return Rule(options, self.seed, users, self._learner, *hooks, canaries), state
+
+    def saved(self, step: int) -> Mapping[str, Any]:
+        """The trainer's state after so many rounds; RunFolderError if it is of another model."""
+        path = self.checkpoints[step]
+        trainer = load(path).get("trainer")
+        central = trainer.get("central") if isinstance(trainer, Mapping) else None
+        form = (self.initial.shape, self.initial.dtype)
+        if not isinstance(central, Tensor) or (central.shape, central.dtype) != form:
+            raise RunFolderError(
+                f"{path}: holds no parameters of shape {tuple(form[0])} and type {form[1]}, as the "
+                "configuration's model has them; restore the file, or delete it"
+            )
+        assert isinstance(trainer, Mapping)
+        return trainer
+
+    def _restore(self, saved: Mapping[str, Any], state: State, algorithm: Algorithm) -> None:
+        """Put a trainer's saved state into the reference's, the algorithm and the transforms."""
+        state.central = saved["central"].clone()
+        bound = saved["mechanism"].get("clip_norm", state.mechanism.bound)
+        state.mechanism.bound = float(bound)
+        load_optimizer(state.optimizer, saved["optimizer"])
+        algorithm.load_state_dict(saved["clients"]["algorithm"])
+        if state.devices is not None:
+            played = saved["clients"]["participants"]
+            state.devices.now = float(played["clock"]["now"])
+            state.devices.counts = played["limits"]["counts"].numpy().copy()
+            state.devices.last = played["limits"]["last"].numpy().copy()
+        for key, transform in self.transforms.items():
+            transform.load_state_dict(saved["clients"][f"transform of {key}"])
 
 
 def _unknown(resolved: ResolvedConfig, rounds: int) -> str:

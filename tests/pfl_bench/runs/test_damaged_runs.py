@@ -6,7 +6,8 @@ import contextlib
 import copy
 import os
 import shutil
-from collections.abc import Iterator
+import zipfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,12 @@ import pytest
 import torch
 
 from pfl_bench.config.loading import ResolvedConfig
+from pfl_bench.runs.audit import audit_run
 from pfl_bench.runs.checkpoint import _digest, load_latest, newest
 from pfl_bench.runs.runner import run
 from pfl_bench.types import RunFolderError
 from privacy.errors import PrivacyError
-from tests.helpers import make_config
+from tests.helpers import change_checkpoint, make_config
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "federated": {
@@ -117,6 +119,57 @@ def test_a_checkpoint_that_was_saved_wrong_ends_in_a_message(setting: str, tmp_p
             continue
         refused.append(what)
     assert len(refused) > 5
+
+
+def _bombs(state: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """States of a few bytes in a file that stand for more than a machine holds."""
+    yield {**state, "more": torch.zeros(1).expand(10**10)}
+    nested: list[Any] = [0] * 10
+    for _ in range(12):
+        nested = [nested] * 10
+    yield {**state, "more": nested}
+    nested.append(nested)
+    yield {**state, "more": nested}
+    yield {**state, "more": torch.empty(10**12, device="meta")}
+
+
+def test_a_checkpoint_that_stands_for_more_than_its_file_is_refused(tmp_path: Path) -> None:
+    unfinished("private_federated", tmp_path)
+    file = newest(tmp_path / "checkpoints")
+    assert file is not None
+    state = torch.load(file)
+    for bomb in _bombs(state):
+        torch.save(bomb, file)
+        with pytest.raises(RunFolderError, match=file.name):
+            load_latest(file.parent)
+    torch.save(state, file)
+    assert load_latest(file.parent) is not None
+    with zipfile.ZipFile(file) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    with pytest.raises(RunFolderError, match=file.name):
+        load_latest(file.parent)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda state: state["trainer"].update(central=torch.zeros(3)),
+        lambda state: state["trainer"].update(optimizer=[]),
+        lambda state: state["trainer"].pop("clients"),
+        lambda state: state.update(trainer=None),
+    ],
+)
+def test_the_audit_of_a_forged_checkpoint_ends_in_a_message(
+    change: Callable[[dict[str, Any]], None], tmp_path: Path
+) -> None:
+    run(make_config("private_federated", **SETTINGS["private_federated"]), tmp_path)
+    for name in ("step-00000002.pt", "step-00000003.pt"):
+        change_checkpoint(tmp_path / "checkpoints" / name, change)
+    with pytest.raises(RunFolderError, match="step-0000000"):
+        audit_run(tmp_path, recompute="all")
 
 
 def _at(value: Any, path: tuple[Any, ...]) -> Any:
