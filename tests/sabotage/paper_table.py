@@ -14,6 +14,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -42,8 +43,9 @@ Somebody who had read neither the audit's checks nor its reference, but the pape
 that trains, planted {planted} privacy bugs, one at a time, into small real runs
 (`tests/sabotage/paper_bugs.py`). Each run was then audited by the defaults of `pfl-bench audit`, by
 code without the bug. {caught} were caught and {silent} not. Of {sound} sound runs of the same
-rows {alarms} failed. "Passed on records alone" is the audit's own verdict on a run that it cannot
-compute again. Eight bugs passed when they were first planted, and the audit was mended:
+rows {alarms} failed. Measured at commit {commits}. "Passed on records alone" is the audit's own
+verdict on a run that it cannot compute again. Eight bugs passed when they were first planted, and
+the audit was mended:
 `model_selected_by_another_metric`, `dp_sgd_second_moment_of_bare_sum`,
 `own_transform_remembers_batch`, `own_compression_adds_client_before`, and four that are not blind,
 written after the gaps that let them pass were known: `dp_sgd_clips_less_now_and_then`,
@@ -114,6 +116,8 @@ def outcome_of(bug: PaperBug, folder: Path, planted: bool = True) -> dict[str, A
 def _measure(path: Path, only: list[str]) -> None:
     known = {line["name"] for line in _read(path)} if path.exists() else set()
     torch.set_num_threads(1)
+    command = ["git", "-C", str(REPOSITORY), "rev-parse", "--short=7", "HEAD"]
+    commit = subprocess.check_output(command, text=True).strip()
     runs = [(bug.name, bug, True) for bug in BUGS]
     sound = {f"{bug.config.to_yaml()} {bug.interrupt_after}": bug for bug in BUGS}
     runs += [(f"sound {bug.name}", bug, False) for bug in sound.values()]
@@ -125,7 +129,8 @@ def _measure(path: Path, only: list[str]) -> None:
             found = outcome_of(bug, Path(folder) / "run", planted)
         seconds = round(time.monotonic() - started, 1)
         with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"name": name, **found, "seconds": seconds}) + "\n")
+            line = {"name": name, **found, "seconds": seconds, "commit": commit}
+            file.write(json.dumps(line) + "\n")
         print(f"{name}: {found['status']} {','.join(found['failed'])}", flush=True)
 
 
@@ -161,6 +166,7 @@ def _write(path: Path) -> None:
         silent=len(planted) - caught,
         sound=len(sound),
         alarms=sum(line["status"] == "failed" for line in sound),
+        commits=" and ".join(dict.fromkeys(line["commit"] for line in lines.values())),
     )
     counted = "".join(f"| {by} | {number} |\n" for by, number in counts.most_common())
     table = "| caught | bugs |\n|---|---:|\n" + counted
