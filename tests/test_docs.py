@@ -155,7 +155,7 @@ def test_what_is_missing_is_found() -> None:
     assert missing_paths(text, set()) == {"privacy/no_such.py"}
     assert missing_paths(text, {"privacy/no_such.py"}) == set()
     page = REPOSITORY / "docs" / "privacy.md"
-    links = "[a](attacks.md) [b](no.md) [c](privacy.md#the-ledger) [d](#no-heading) [e](https://x)"
+    links = "[a](attacks.md) [b](no.md) [c](audit.md#the-ledger) [d](#no-heading) [e](https://x)"
     assert broken_links(page, links) == {"no.md", "#no-heading"}
     text = "```bash\npfl-bench audit DIR --jsn\n```\n`pfl-bench run no/row.yaml --seed 1`\n"
     wrong, row = commands(text)
