@@ -29,6 +29,7 @@ from pfl_bench.runs import preparing
 from pfl_bench.runs.preparing import prepare
 from pfl_bench.runs.published import compare
 from pfl_bench.runs.runner import run
+from pfl_bench.types import RunSummary
 from tests.contracts.small_rows import CONFIGS, FILES, ROWS, write_small_files
 from tests.contracts.small_rows import shortened as shortened_tree
 from tests.helpers import REPOSITORY
@@ -150,7 +151,7 @@ def check_summary(row: Path, resolved: ResolvedConfig, summary: dict[str, Any]) 
     family = "c_ap" if resolved.tree["task"]["name"] == "flair" else "accuracy"
     assert 0 <= summary["metrics"][f"{splits[0]}/{family}"] <= 1
     # What is published must be measured, whatever the data.
-    expected = compare(resolved.config, summary, summary["metrics"])
+    expected = compare(resolved.config, RunSummary.of(summary))
     assert all(entry["measured"] is not None for entry in expected)
     assert {entry.metric for entry in VIEWED.get(row, ())} <= set(summary["metrics"])
 
