@@ -74,6 +74,26 @@ def test_a_sound_run_is_computed_again(changes: dict[str, Any], tmp_path: Path) 
     assert recompute.numbers["largest"] < 0.2
 
 
+def test_how_far_a_trial_moves_a_sum_counts_as_the_distance_of_the_step(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    """A sketch of four numbers saw a third of it, and a step later a sound run failed."""
+    run(small(), tmp_path)
+    apart, disturb = [], recomputed._Run._disturb
+
+    def noted(self: Any, *step: Any) -> None:
+        apart.append(step[-1])
+        disturb(self, *step)
+
+    monkeypatch.setattr(recomputed, "ROUNDING", {"float32": 0.0})
+    monkeypatch.setattr(recomputed, "_CLIP_SLACK", 0.0)
+    monkeypatch.setattr(recomputed._Run, "_moved", lambda *_: 0.04)
+    monkeypatch.setattr(recomputed._Run, "_disturb", noted)
+    audit_run(tmp_path)
+    assert apart
+    assert min(apart) >= 0.04 / 4.0 / 32.0
+
+
 def test_a_run_with_private_statistics_is_computed_again(tmp_path: Path) -> None:
     store = tmp_path / "mnist-scattering.h5"
     write_scattering(store, "mnist")

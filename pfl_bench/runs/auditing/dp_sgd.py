@@ -269,9 +269,9 @@ class _Run:
         rate *= rate_factor(self._options.schedule, index + 1, self._total)
         before = self._reference.parameters
         gradient = self._reference.step(total, noise, self._optimizer, rate)
-        # The blocks estimate the distance of the sums.
-        apart = 2.0 * float(np.linalg.norm(off[1:])) / self.settings.batch_size
-        self._disturb(before, gradient, rate, apart)
+        # The blocks estimate the distance of the sums; trials show what a ReLU makes of rounding.
+        apart = max(2.0 * float(np.linalg.norm(off[1:])), moved / 4.0)
+        self._disturb(before, gradient, rate, apart / self.settings.batch_size)
         (own,) = self._sketcher.sketch_flat(self._reference.parameters)
         recorded = self._steps.sketches("parameters")[index]
         allowed = _UNITS * _UNIT * max(1.0, float(own[0])) + self._apart
@@ -292,9 +292,9 @@ class _Run:
     def _moved(self, examples: tuple[Tensor, Tensor], total: Tensor, wanted: float) -> float:
         """Four times the most that the sum moves by in trials, which end when this is ``wanted``.
 
-        The parameters are disturbed by roundings, and by the distance that they may have by now,
-        which may all be of one tensor. A ReLU or a maximum that turns over changes a gradient by
-        more than rounding.
+        The parameters are disturbed by roundings, and by the distance that they may have by now (in
+        every other trial four times that, which is an estimate), which may all be of one tensor. A
+        ReLU or a maximum that turns over changes a gradient by more than rounding.
         """
         start, moved = self._reference.parameters, 0.0
         counts = [shape.numel() for shape in self._reference.shapes]
@@ -304,7 +304,8 @@ class _Run:
                 break
             generator = torch.Generator().manual_seed(place)
             signs = torch.randint(0, 2, start.shape, generator=generator) * 2.0 - 1.0
-            self._reference.place(start + signs * (_DISTURBED * _UNIT * start.abs() + spread))
+            off = _DISTURBED * _UNIT * start.abs() + (1.0 + 3.0 * (place % 2)) * spread
+            self._reference.place(start + signs * off)
             moved = max(moved, 4.0 * float((self._reference.sum(*examples) - total).norm()))
         self._reference.place(start)
         return moved
