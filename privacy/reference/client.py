@@ -96,7 +96,7 @@ def train(
     examples = learner.read(user, stream(learner.seed, AUGMENTATION, number, user))
     steps, processed, losses = 0, 0, 0.0
     learner.module.train()
-    for inputs, targets in _batches(learner, examples, number, user, go_on):
+    for inputs, targets in _batches(learner, examples, number, user):
         go_on()
         with torch.autocast("cpu", torch.bfloat16, enabled=learner.bfloat16):
             outputs = learner.module(inputs)
@@ -120,34 +120,43 @@ def train(
 
 def places(count: int, local: Any) -> Iterator[tuple[int, int, int]]:
     """Batches of a client with so many examples: the pass over them, begin and end of each."""
+    passes, length, size, most = lengths(count, local)
+    found = ((e, at) for e in range(passes if length else 0) for at in range(0, length, size))
+    return ((e, at, min(at + size, length)) for e, at in islice(found, most))
+
+
+def lengths(count: int, local: Any) -> tuple[int, int, int, int | None]:
+    """Passes over examples, their length, size of a batch, and most batches."""
     passes, length, size, most = local.epochs, count, local.batch_size, local.max_steps
     if local.batches_across_epochs:
         passes, length = 1, count * local.epochs
     if local.batch_fraction is not None:
         size, most = max(1, int(local.batch_fraction * count)), 1
-    found = ((e, at) for e in range(passes) for at in range(0, length, size))
-    return ((e, at, min(at + size, length)) for e, at in islice(found, most))
+    return passes, length, size, most
 
 
 def _batches(
-    learner: Learner, examples: Any, number: int, user: int, go_on: Callable[[], None]
+    learner: Learner, examples: Any, number: int, user: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Inputs and targets of each step."""
+    """Inputs and targets of each step; an epoch's order is drawn when its first batch is due."""
     local, count, transform = learner.local, len(examples.inputs), learner.transform
     rng = stream(learner.seed, LOCAL_TRAINING, number, user)
-    orders: list[Tensor] = []
-    draws: list[Any] = []
-    for _ in range(local.epochs):
-        go_on()
-        orders.append(torch.from_numpy(rng.permutation(count)))
-        draws.append(None if transform is None else transform.draw(count, rng))
-    if local.batches_across_epochs:
-        orders, draws = [torch.cat(orders)], [None if transform is None else torch.cat(draws)]
+    order, first = torch.empty(0, dtype=torch.int64), 0
+    draws: Any = None
     for epoch, at, end in places(count, local):
-        chosen = orders[epoch][at:end]
+        # Places in all epochs' orders one after another, of which those before are let go.
+        begin, stop = epoch * count + at, epoch * count + end
+        order, draws = order[begin - first :], None if draws is None else draws[begin - first :]
+        first = begin
+        while len(order) < stop - begin:
+            more = torch.from_numpy(rng.permutation(count))
+            drawn: Any = None if transform is None else transform.draw(count, rng)
+            draws = torch.cat([draws, drawn]) if draws is not None and len(order) else drawn
+            order = torch.cat([order, more])
+        chosen = order[: stop - begin]
         inputs = examples.inputs[chosen]
         if transform is not None:
-            inputs = transform(inputs, draws[epoch][at:end])
+            inputs = transform(inputs, draws[: stop - begin])
         if learner.channels_last and inputs.ndim == 4:  # dropout draws in the order of memory
             inputs = inputs.contiguous(memory_format=torch.channels_last)
         yield inputs, examples.targets[chosen]

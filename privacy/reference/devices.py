@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from privacy.reference.client import places
+from privacy.reference.client import lengths
 from privacy.reference.streams import COHORT, DEVICES, stream
 
 # Whether those alone are chosen who are available, by the name of the selection.
@@ -119,4 +119,9 @@ class Devices:
 
 def processed(count: int, local: Any) -> int:
     """Examples of all local steps of a client with so many examples."""
-    return sum(end - begin for _, begin, end in places(count, local))
+    passes, length, size, most = lengths(count, local)
+    full, rest = passes, 0
+    if most is not None and length:
+        a_pass = -(-length // size)
+        full, rest = divmod(min(most, passes * a_pass), a_pass)
+    return full * length + min(rest * size, length)

@@ -7,6 +7,7 @@ What is computed, and how it is compared, stands in ``privacy.reference`` and in
 from __future__ import annotations
 
 import copy
+import math
 import time
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -22,6 +23,7 @@ from pfl_bench.runs.auditing.starts import Starts
 from pfl_bench.types import ConfigError
 from privacy.audit.check import Check
 from privacy.audit.errors import SkippedError
+from privacy.audit.inputs import as_number
 from privacy.audit.recomputed import (
     MOST,
     ROUNDING,
@@ -43,6 +45,8 @@ MODES: tuple[Mode, ...] = ("none", "first", "sample", "all")
 SECONDS = 8.0
 _CLAIM = "Rounds that are computed again, by a plain loop from their start, come to the same."
 _TRIALS = 12
+# Of what a round recorded: another number of steps is compared, far more of them have no end.
+_FAR_MORE = 10.0
 
 
 @dataclass
@@ -102,6 +106,10 @@ class Recomputation:
 
 class _OutOfTimeError(Exception):
     """The time is up."""
+
+
+class _TooManyStepsError(Exception):
+    """Clients take more steps than are recorded."""
 
 
 @one_thread()
@@ -190,18 +198,34 @@ class _Work:
         sketch = Sketch(len(self._run.initial))
         allowed = Allowed(ROUNDING[self._run.resolved.config.precision], state.optimizer)
 
+        left = 0.0
+
         def go_on() -> None:
+            nonlocal left
+            left -= 1.0
+            if left < 0.0:
+                raise _TooManyStepsError
             if time.monotonic() > deadline:
                 raise _OutOfTimeError
 
         for number in range(start + 1, stop + 1):
             if number in self._done.rounds:
                 return
+            left = self._most_steps(number)
+            if not left < math.inf and deadline == math.inf:
+                why = f"round {number}: {METRICS_FILE} does not say how many steps it took"
+                self._done.reasons.append(why)
+                return
             allowed.begin()
             before = _copied(state)
             try:
                 made = recompute(number, rule, state, sketch, go_on)
             except _OutOfTimeError:
+                return
+            except _TooManyStepsError:
+                self._done.problems.append(
+                    f"round {number}: clients take more local steps than {METRICS_FILE} has"
+                )
                 return
             if made.margin <= allowed.relative / 64.0:
                 self._done.reasons.append(f"round {number}: rounding decides a client's coin")
@@ -242,6 +266,12 @@ class _Work:
             self._done.problems += problems
             if problems:
                 return
+
+    def _most_steps(self, number: int) -> float:
+        """Far more than the steps and clients that are recorded of a round; NaN of nothing."""
+        row, line = self._metrics.get(number, {}), self._run.lines[number - 1]
+        steps = as_number(row.get("systems/steps", row.get("train/num_steps")))
+        return _FAR_MORE * (steps + as_number(line.get("realised_cohort")) + 1.0)
 
     def _disturbed(
         self, number: int, rule: Rule, before: State, allowed: Allowed, place: int

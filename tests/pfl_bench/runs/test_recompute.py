@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,8 @@ from privacy import mechanism as mechanisms
 from privacy.audit.recomputed import Allowed
 from privacy.empirical.canaries import Canaries
 from privacy.mechanisms.adaptive_gaussian import AdaptiveGaussian
+from privacy.reference.client import places
+from privacy.reference.devices import processed
 from privacy.reference.round import Round
 from privacy.schemes import poisson
 from tests.helpers import make_config
@@ -55,6 +59,33 @@ def make(folder: Path, **changes: Any) -> Path:
 def again(folder: Path, mode: Mode = "all", seconds: float = 60.0) -> Recomputation:
     opened = open_run(folder, load_config(folder / "config.yaml"))
     return recompute_run(opened, int(opened.recorded("private_seed", "value"), 16), mode, seconds)
+
+
+@pytest.mark.parametrize("mode", ["first", "all"])
+def test_a_forged_number_of_epochs_ends_at_once(mode: Mode, sound: Path, tmp_path: Path) -> None:
+    """An audit of a stranger's run had no end, and its memory grew."""
+    shutil.copytree(sound, tmp_path / "run")
+    path = tmp_path / "run" / "config.yaml"
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace("local_epochs: 2", "local_epochs: 1000000000"), encoding="utf-8")
+    found = again(tmp_path / "run", mode)
+    assert [problem for problem in found.problems if "more local steps" in problem]
+    (tmp_path / "run" / "metrics.jsonl").unlink()
+    assert "does not say how many steps" in again(tmp_path / "run", mode).reasons[-1]
+
+
+@pytest.mark.parametrize("across", [False, True])
+@pytest.mark.parametrize("most", [None, 1, 3, 50])
+@pytest.mark.parametrize("fraction", [None, 0.3])
+def test_examples_processed_are_those_of_all_batches(
+    across: bool, most: int | None, fraction: float | None
+) -> None:
+    for count in (0, 1, 5, 16, 17):
+        local = SimpleNamespace(
+            epochs=3, batch_size=5, max_steps=most, batch_fraction=fraction,
+            batches_across_epochs=across,
+        )  # fmt: skip
+        assert processed(count, local) == sum(end - at for _, at, end in places(count, local))
 
 
 LAPLACE = {
