@@ -12,6 +12,7 @@ from pathlib import Path
 
 from pfl_bench.cli.speech import answer, say
 from pfl_bench.files import to_json_value
+from pfl_bench.report.escaping import visible
 from pfl_bench.runs.audit import RunAudit, audit_run
 from pfl_bench.types import ConfigError
 from privacy.audit.check import OUTCOMES, Check
@@ -36,7 +37,7 @@ def main(arguments: argparse.Namespace) -> int:
     if arguments.json:
         answer(json.dumps(to_json_value(done.to_json_dict()), allow_nan=False))
     else:
-        print("\n".join(_lines(Path(arguments.run), done)))
+        print(visible("\n".join(_lines(Path(arguments.run), done))))
     return 0 if done.verdict == "passed" else 1
 
 

@@ -12,6 +12,7 @@ from pfl_bench.cli.main import explain
 from pfl_bench.cli.speech import answer, print_table, say
 from pfl_bench.cli.targets import check_new
 from pfl_bench.files import read_json
+from pfl_bench.report.escaping import visible
 from pfl_bench.report.leaderboard import write_leaderboard
 from pfl_bench.report.run_folder import RunRecord, each_once, read_runs, runs_below
 from pfl_bench.types import UserInputError
@@ -33,7 +34,7 @@ def main(arguments: argparse.Namespace) -> int:
     if arguments.json:
         answer(json.dumps(read_json(data_out), allow_nan=False))
     for board in () if arguments.json else shown:
-        print(f"\n{board.title} ({board.about})\n")
+        print(visible(f"\n{board.title} ({board.about})\n"))
         print_table(board.table)
     print(f"\nleaderboard: {out.resolve()}\ndata: {data_out.resolve()}", file=sys.stderr)
     return 0 if len(runs) == len(found) else 1

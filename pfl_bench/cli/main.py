@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from pfl_bench.cli.completion import complete
 from pfl_bench.cli.parsers import build_parser
-from pfl_bench.cli.speech import announce, answer_alone, told
+from pfl_bench.cli.speech import announce, answer_alone, say, told
 
 EXIT_DONE, EXIT_FAILED, EXIT_INPUT, EXIT_INTERRUPTED = 0, 1, 2, 130
 # Errors of the user's machine, not of our code.
@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         message = explain(error)
         if message is None:
             raise
-        print(f"pfl-bench: {message}", file=sys.stderr)
+        say(f"pfl-bench: {message}")
         from pfl_bench.types import WorkerError
 
         return EXIT_FAILED if isinstance(error, WorkerError) else EXIT_INPUT

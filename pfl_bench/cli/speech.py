@@ -64,7 +64,9 @@ def answer(text: str) -> None:
 
 def say(text: str) -> None:
     """Tell a person what goes on, at once."""
-    print(text, file=sys.stderr, flush=True)
+    from pfl_bench.report.escaping import visible
+
+    print(visible(text), file=sys.stderr, flush=True)
 
 
 def announce(arguments: argparse.Namespace) -> None:
@@ -81,6 +83,9 @@ def announce(arguments: argparse.Namespace) -> None:
 
 def print_text(text: str) -> None:
     """Print lines of text: broken between words for a person at a terminal, else as they are."""
+    from pfl_bench.report.escaping import visible
+
+    text = visible(text)
     if sys.stdout.isatty():
         from pfl_bench.report.terminal import wrapped
 

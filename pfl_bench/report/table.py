@@ -11,21 +11,13 @@ from html import escape
 from typing import Any, Literal
 
 from pfl_bench.files import to_json_value
+from pfl_bench.report.escaping import csv_value, latex_escape, one_line, visible
 from pfl_bench.report.terminal import TextColumn, one_below_another, side_by_side, wrapped
 from pfl_bench.types import ConfigError, did_you_mean
 
 TableFormat = Literal["md", "csv", "latex"]
 Reader = Literal["people", "programs"]
 
-_LATEX_ESCAPES = str.maketrans(
-    {
-        **{character: f"\\{character}" for character in "&%$#_{}"},
-        "\\": r"\textbackslash{}",
-        "~": r"\textasciitilde{}",
-        "^": r"\textasciicircum{}",
-        "±": r"$\pm$",
-    }
-)
 # A number that starts with its sign is set as one only in math mode.
 _SIGN = re.compile(r"^([-+])(?=\d)")
 # A Markdown rule has three dashes at least.
@@ -112,7 +104,7 @@ class Table:
         """Pipes that are aligned for a terminal, then the notes."""
         columns = self._columns("people")
         lines = [
-            [" ".join(text.split()).replace("|", r"\|") for text in line]
+            [one_line(text).replace("|", r"\|") for text in line]
             for line in self._texts(marked=True)
         ]
         widths = [max(_NARROWEST, *map(len, column)) for column in zip(*lines, strict=True)]
@@ -122,7 +114,7 @@ class Table:
         ]
         padded = [_padded(line, columns, widths) for line in lines]
         text = [f"| {' | '.join(line)} |" for line in (padded[0], rule, *padded[1:])]
-        notes = self._numbered_notes()
+        notes = list(map(one_line, self._numbered_notes()))
         return "\n".join([*text, *([""] if notes else []), *notes]) + "\n"
 
     def choose(self, names: Sequence[str], reader: Reader = "people") -> Table:
@@ -190,7 +182,7 @@ class Table:
         lines += [""] if self.notes else []
         for note in self._numbered_notes():
             lines += wrapped(note, width, indent="    " if self.has_numbered_notes else "")
-        return "\n".join(lines) + "\n"
+        return visible("\n".join(lines)) + "\n"
 
     def _numbered_notes(self) -> list[str]:
         numbered = enumerate(self.notes, start=1) if self.has_numbered_notes else ()
@@ -200,14 +192,16 @@ class Table:
         """Columns two spaces apart, without notes and without a newline at the end."""
         columns, lines = self._columns("people"), list(self._texts())
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        return "\n".join("  ".join(_padded(line, columns, widths)).rstrip() for line in lines)
+        padded = ("  ".join(_padded(line, columns, widths)).rstrip() for line in lines)
+        return visible("\n".join(padded))
 
     def to_csv(self) -> str:
         """Raw numbers; an empty cell is a value that does not exist."""
         buffer = io.StringIO()
         writer = csv.writer(buffer, lineterminator="\n")
         writer.writerow([column.heading for column in self._columns("programs")])
-        writer.writerows([cell.value for cell in line] for line in self._cells("programs"))
+        for line in self._cells("programs"):
+            writer.writerow([csv_value(cell.value) for cell in line])
         return buffer.getvalue()
 
     def to_records(self) -> list[dict[str, Any]]:
@@ -342,8 +336,3 @@ def _caption(title: str, constants: Sequence[tuple[str, str]]) -> str:
     same = "; ".join(f"{heading} {text}" for heading, text in constants)
     text = ". ".join(filter(None, (title or "Results", same)))
     return latex_escape(text).replace("epsilon", r"$\varepsilon$") + "."
-
-
-def latex_escape(text: str) -> str:
-    """Make a text safe outside math mode."""
-    return text.translate(_LATEX_ESCAPES)
