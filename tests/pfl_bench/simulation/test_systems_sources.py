@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import yaml
 
+from pfl_bench import plugins
 from pfl_bench.cli.main import main
 from pfl_bench.config.devices import PERIOD_S, SystemsOptions
 from pfl_bench.config.loading import resolve
@@ -496,8 +497,10 @@ def build(options, num_users):
 
 
 def test_devices_may_be_of_a_plugin_of_the_user(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(plugins, "__path__", [])
+    monkeypatch.setenv(plugins.FOLDERS, "")
     (tmp_path / "own" / "devices").mkdir(parents=True)
     (tmp_path / "own" / "devices" / "bench_lab.py").write_text(OWN_SOURCE)
     row = make_tree("federated", systems__source={"name": "bench_lab", "latency_ms": 7.0})
