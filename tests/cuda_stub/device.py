@@ -10,6 +10,7 @@ import ctypes
 import traceback
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,56 @@ _BY_INDEX = {_aten.index, _aten.index_put, _aten.index_put_, _aten._index_put_im
 _IN_PLACE = {_aten.set_, _aten.resize_, _aten.record_stream}
 
 
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """An operation of a graph, on tensors of the CPU over the device's memory, which own none."""
+
+    func: Any
+    args: Sequence[Any]
+    kwargs: dict[str, Any]
+    results: Sequence[Tensor]
+
+
+class StubGraph:
+    """Stands for ``torch.cuda.CUDAGraph``: operations between begin and end are computed by replay.
+
+    As on a GPU, nothing is computed while they are recorded, the host may wait for nothing, and
+    what they need of memory is the pool's, where a later operation takes what an earlier one freed.
+    """
+
+    device: StubDevice
+
+    def __init__(self) -> None:
+        self._calls: list[_Call] = []
+        self._pool: Any = None
+
+    def capture_begin(self, pool: Any = None, **kwargs: Any) -> None:
+        """Begin to record."""
+        self._pool = pool or torch.cuda.graph_pool_handle()
+        torch._C._cuda_beginAllocateCurrentStreamToPool(0, self._pool)
+        self.device.recording = self._calls = []
+
+    def capture_end(self) -> None:
+        """End the recording."""
+        self.device.recording = None
+        torch._C._cuda_endAllocateToPool(0, self._pool)
+
+    def replay(self) -> None:
+        """Compute what was recorded, in the same memory: one launch."""
+        self.device.counts["launches"] += 1
+        with _disable_current_modes():
+            for call in self._calls:
+                values = call.func(*call.args, **call.kwargs)
+                values = [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
+                for result, value in zip(call.results, values, strict=True):
+                    if result.data_ptr() != value.data_ptr():
+                        result.copy_(value)
+
+    def __del__(self) -> None:
+        if self._pool is not None:
+            torch._C._cuda_releasePool(0, self._pool)
+
+
 class StubDevice(TorchDispatchMode):
     """Computes what is asked of the device, and counts what a GPU's user pays for.
 
@@ -49,6 +100,7 @@ class StubDevice(TorchDispatchMode):
         counts: Launches (cuDNN's not among them), waits of the host, and copies between the two.
         waits_at: Waits by line of the library, and by operation.
         float16: Operations whose result has float16, by name.
+        recording: What a graph that is being captured has so far.
     """
 
     def __init__(self) -> None:
@@ -59,6 +111,7 @@ class StubDevice(TorchDispatchMode):
         self.counts: Counter[str] = Counter()
         self.waits_at: Counter[str] = Counter()
         self.float16: Counter[str] = Counter()
+        self.recording: list[_Call] | None = None
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
@@ -73,6 +126,8 @@ class StubDevice(TorchDispatchMode):
             isinstance(i, Tensor) and i.dtype in (torch.bool, torch.uint8) for i in args[1]
         )
         is_asked = not (by_mask or packet in _WAITS or packet in _NOT_ASKED)
+        if self.recording is not None and (by_mask or packet in _WAITS):
+            raise RuntimeError("operation not permitted when stream is capturing")
         found = None
         if is_asked:
             before = list(self._counted)
@@ -83,14 +138,18 @@ class StubDevice(TorchDispatchMode):
             self._note("waits", 1 if by_mask else _WAITS.get(packet, 0), packet)
             if packet is _aten._local_scalar_dense:
                 self._note("copies", 1, packet)
-        with _disable_current_modes(), torch.random.fork_rng(devices=[], enabled=bool(twin_rng)):
-            twins = tree_map(lambda x: _twin(x, twin_rng), (tuple(args), kwargs))
-            if twin_rng is not None:
-                torch.default_generator.set_state(twin_rng.get_state())
-            values = func(*twins[0], **twins[1])
+        if self.recording is not None and is_asked:
+            result, values = found, None
+        else:
+            values = _computed(func, args, kwargs, twin_rng)
             if not is_asked and str(packet).endswith("_"):
                 return args[0]
             result = _with_values(found, values, is_asked)
+        if self.recording is not None:
+            assert twin_rng is None, f"{packet} draws from a generator"
+            own = tree_map(lambda x: _twin(x, None), (tuple(args), kwargs, result))
+            results = [leaf for leaf in tree_leaves(own[2]) if isinstance(leaf, Tensor)]
+            self.recording.append(_Call(func, *own[:2], results))
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor) and leaf.dtype == torch.float16:
                 self.float16[str(packet)] += 1
@@ -104,6 +163,17 @@ class StubDevice(TorchDispatchMode):
             ours = [f for f in traceback.extract_stack() if any(p in f.filename for p in _PACKAGES)]
             where = f"{Path(ours[-1].filename).name}:{ours[-1].lineno}" if ours else "a test"
             self.waits_at[f"{where} {packet}"] += number
+
+
+def _computed(
+    func: Any, args: Sequence[Any], kwargs: dict[str, Any], rng: torch.Generator | None
+) -> Any:
+    """What the CPU's kernel gives, in place too."""
+    with _disable_current_modes(), torch.random.fork_rng(devices=[], enabled=bool(rng)):
+        twins = tree_map(lambda x: _twin(x, rng), (tuple(args), kwargs))
+        if rng is not None:
+            torch.default_generator.set_state(rng.get_state())
+        return func(*twins[0], **twins[1])
 
 
 def _is_on_device(given: Any) -> bool:

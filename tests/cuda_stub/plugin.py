@@ -25,6 +25,8 @@ def stub_device(request: pytest.FixtureRequest) -> Iterator[device.StubDevice]:
     """The device, for the length of a test."""
     with pytest.MonkeyPatch.context() as patch, device.StubDevice() as stub:
         patch.setattr(torch, "lstm", device.lstm)
+        patch.setattr(torch.cuda, "CUDAGraph", device.StubGraph)
+        patch.setattr(device.StubGraph, "device", stub, raising=False)
         yield stub
     entry = _REPORT.setdefault(request.node.nodeid, {})
     entry["counts"] = dict(stub.counts)

@@ -26,6 +26,7 @@ from tests.helpers import REPOSITORY
 TESTS = (
     "tests/equivalence/test_devices.py",
     "tests/equivalence/test_cuda_runs.py",
+    "tests/equivalence/test_cuda_graphs.py",
     "tests/privacy/test_clipping.py",
     "tests/privacy/test_clipping_l1.py",
     "tests/privacy/recording/test_observation.py",

@@ -316,11 +316,11 @@ def test_out_of_memory_halves_the_slots_and_goes_on(monkeypatch: pytest.MonkeyPa
     theirs = trained(both.sequential, users, central)
     step, failed = VectorizedEngine._step, list[int]()
 
-    def full(self: VectorizedEngine, clients: Any, start: Any, rate: float) -> None:
+    def full(self: VectorizedEngine, clients: Any, start: Any) -> None:
         if len(clients) > 2 and len(failed) < 4 and clients[0].steps > 1:
             failed.append(len(clients))
             raise torch.OutOfMemoryError("as on a GPU")
-        step(self, clients, start, rate)
+        step(self, clients, start)
 
     monkeypatch.setattr(VectorizedEngine, "_step", full)
     ours = trained(both.vectorized, users, central)
@@ -360,8 +360,8 @@ def test_batches_of_minibatch_sgd_are_not_padded_out_of_proportion() -> None:
     seen: list[int] = []
     assemble = both.vectorized._assemble
 
-    def counted(clients: Any) -> Any:
-        batch = assemble(clients)
+    def counted(*given: Any) -> Any:
+        batch = assemble(*given)
         seen.append(batch.inputs.shape[0])
         return batch
 

@@ -99,9 +99,9 @@ def padding_of_another_client(patch: Patch) -> None:
     now = SimpleNamespace(leaks=False)
 
     def noting(real: Any) -> Any:
-        def assemble(self: Any, clients: Any) -> Any:
+        def assemble(self: Any, *given: Any) -> Any:
             now.leaks = self._is_checked
-            return real(self, clients)
+            return real(self, *given)
 
         return assemble
 
@@ -112,9 +112,9 @@ def padding_of_another_client(patch: Patch) -> None:
         return shares
 
     def padding(real: Any) -> Any:
-        def stack(parts: Any, rows: int) -> Any:
+        def stack(parts: Any, slots: int, rows: int) -> Any:
             if not now.leaks:
-                return real(parts, rows)
+                return real(parts, slots, rows)
             return torch.cat(
                 [
                     torch.cat([part, parts[0][:1].expand(rows - len(part), *part.shape[1:])])

@@ -17,7 +17,8 @@ def drop(
 
     On a CPU each slot's mask is what ``torch.nn.functional.dropout`` would draw for its real
     examples alone, from a generator with the client's seed. Where clients train one by one, a
-    mask's elements are drawn in the order of memory, with images' channels last or not.
+    mask's elements are drawn in the order of memory, with images' channels last or not. Other
+    devices have ``SlotMasks.kept``.
     """
 
     def forward(inputs: Tensor) -> Tensor:
@@ -25,8 +26,13 @@ def drop(
             return inputs
         if layer.p == 1:
             return inputs * 0.0
+        if inputs.device.type != "cpu":
+            assert context.masks is not None
+            context.num_drawn += 1
+            keep = context.masks.kept(context.count, context.num_drawn, inputs.shape, layer.p)
+            return inputs * keep.to(inputs.dtype).div_(1.0 - layer.p)
         order = _order(inputs, channels_last)
-        mask = _mask(inputs.permute(order).shape, order.index(0), layer.p, inputs, context)
+        mask = _mask(inputs.permute(order).shape, order.index(0), layer.p, context)
         back = sorted(range(len(order)), key=order.__getitem__)
         mask = mask.permute(back)
         # In the inputs' layout: what follows would be slow on a mixture.
@@ -44,33 +50,23 @@ def _order(inputs: Tensor, channels_last: bool) -> list[int]:
     return sorted(range(inputs.ndim), key=lambda axis: -strides[axis])
 
 
-def _mask(
-    shape: Sequence[int], examples: int, probability: float, inputs: Tensor, context: StepContext
-) -> Tensor:
+def _mask(shape: Sequence[int], examples: int, probability: float, context: StepContext) -> Tensor:
     """Mask of all slots, True (or 1) where an element is kept; anything on padding.
 
     ``shape`` has the axes in the order in which they are drawn; ``examples`` is the axis of
     examples, ``probability`` that of dropping an element.
     """
-    assert context.generators is not None
+    assert context.masks is not None
     per_slot = shape[examples] // context.count
-    keep = 1.0 - probability
-    if inputs.device.type != "cpu":
-        mask = inputs.new_zeros(shape)
-        for slot, (size, generator) in enumerate(
-            zip(context.sizes, context.generators, strict=False)
-        ):
-            part = mask.narrow(examples, slot * per_slot, size)
-            part.copy_(torch.empty_like(part).bernoulli_(keep, generator=generator))
-        return mask
+    generators = context.masks.generators
     # The numbers that bernoulli_ draws and compares, in half of its time.
     is_padded = any(size < per_slot for size in context.sizes)
     drawn = (torch.zeros if is_padded else torch.empty)(shape, dtype=torch.float64)
-    for slot, (size, generator) in enumerate(zip(context.sizes, context.generators, strict=False)):
+    for slot, (size, generator) in enumerate(zip(context.sizes, generators, strict=False)):
         part = drawn.narrow(examples, slot * per_slot, size)
         if part.is_contiguous():
             part.uniform_(generator=generator)
         else:
             whole = torch.empty(part.shape, dtype=part.dtype)
             part.copy_(whole.uniform_(generator=generator))
-    return drawn < keep
+    return drawn < 1.0 - probability

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from pfl_bench.client.batched import layers
 from pfl_bench.client.batched.dropout import drop
 from pfl_bench.client.batched.gradients import Dense, Gradients
+from pfl_bench.client.batched.slot_masks import SlotMasks
 from pfl_bench.client.batched.slot_weights import SlotWeights
 from pfl_bench.client.batched.step_context import StepContext
 from pfl_bench.client.flat_model import FlatModel
@@ -83,14 +84,12 @@ class LayerProgram:
 
     @property
     def draws_masks(self) -> bool:
-        """Whether slots need generators."""
+        """Whether slots' dropout draws masks."""
         return any(0 < layer.p < 1 for layer in self._dropouts)
 
-    def outputs(
-        self, batch: StepBatch, generators: Sequence[torch.Generator] | None
-    ) -> tuple[Tensor, list[Tensor]]:
+    def outputs(self, batch: StepBatch, masks: SlotMasks | None) -> tuple[Tensor, list[Tensor]]:
         """The model's outputs, shape (L * n, ...), and the weights that they depend on."""
-        leaves = self._context.begin(batch.sizes, generators)
+        leaves = self._context.begin(batch.sizes, masks)
         for layer, patch in self._patches:
             layer.forward = patch
         try:
@@ -100,12 +99,12 @@ class LayerProgram:
                 del layer.forward
         return outputs, leaves
 
-    def step(self, batch: StepBatch, generators: Sequence[torch.Generator] | None) -> Step:
+    def step(self, batch: StepBatch, masks: SlotMasks | None) -> Step:
         """Losses and gradients of a step: mean loss of each slot, shape (L,), and by parameter.
 
-        The generators are the slots' of dropout masks, if the model draws any.
+        ``masks`` is what the slots' dropout is drawn from, if the model has any.
         """
-        outputs, leaves = self.outputs(batch, generators)
+        outputs, leaves = self.outputs(batch, masks)
         losses = self._forward.example_losses(outputs, batch.targets)
         # No loss is summed over slots: one that is not finite stays in its own.
         shares = batch.shares.flatten()
@@ -128,9 +127,7 @@ class VmapProgram:
             if id(p) in trained
         ]
 
-    def outputs(
-        self, batch: StepBatch, generators: Sequence[torch.Generator] | None
-    ) -> tuple[Tensor, list[Tensor]]:
+    def outputs(self, batch: StepBatch, masks: SlotMasks | None) -> tuple[Tensor, list[Tensor]]:
         """The model's outputs, shape (L * n, ...), and the weights that they depend on."""
         slots = len(batch.sizes)
         weights = self._weights.active(slots)
@@ -139,7 +136,7 @@ class VmapProgram:
         outputs = torch.func.vmap(self._call)(weights, by_slot)
         return outputs.flatten(0, 1), weights
 
-    def step(self, batch: StepBatch, generators: Sequence[torch.Generator] | None) -> Step:
+    def step(self, batch: StepBatch, masks: SlotMasks | None) -> Step:
         """See ``LayerProgram.step``."""
         slots = len(batch.sizes)
         inputs = _split(self._forward.prepare(batch.inputs, batch.draws), slots)
@@ -261,9 +258,8 @@ def _close(ours: Tensor, alone: Tensor, tolerance: float) -> bool:
 def _check_draws(program: Program, model: FlatModel, batch: StepBatch) -> None:
     model.module.train()
     device = model.device
-    generators = [torch.Generator(device).manual_seed(0) for _ in batch.sizes]
     before = _states(device)
-    program.step(batch, generators)
+    program.step(batch, SlotMasks(len(batch.sizes), device))
     after = _states(device)
     if not all(torch.equal(a, b) for a, b in zip(before, after, strict=True)):
         raise ConfigError(

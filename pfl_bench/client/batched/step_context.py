@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pfl_bench.client.batched.gradients import Dense, Gradients, Products, Rows
+from pfl_bench.client.batched.slot_masks import SlotMasks
 from pfl_bench.client.batched.slot_weights import SlotWeights
 
 
@@ -18,21 +19,21 @@ class StepContext:
         weights: Of all slots.
         count: Slots that take part, L.
         sizes: Real examples of each slot's batch; rows behind them are padding.
-        generators: What each slot's dropout is drawn from; None for none.
+        masks: What each slot's dropout is drawn from; None for none.
+        num_drawn: Masks that were drawn in this step.
     """
 
     def __init__(self, weights: SlotWeights) -> None:
         self.weights = weights
         self.count = 0
         self.sizes: Sequence[int] = ()
-        self.generators: Sequence[torch.Generator] | None = None
+        self.masks: SlotMasks | None = None
+        self.num_drawn = 0
         self._kept: list[tuple[int, Products | Rows]] = []
 
-    def begin(
-        self, sizes: Sequence[int], generators: Sequence[torch.Generator] | None
-    ) -> list[Tensor]:
+    def begin(self, sizes: Sequence[int], masks: SlotMasks | None) -> list[Tensor]:
         """Begin a step; gives the weights that gradients are wanted of, slots first."""
-        self.count, self.sizes, self.generators = len(sizes), sizes, generators
+        self.count, self.sizes, self.masks, self.num_drawn = len(sizes), sizes, masks, 0
         self._kept.clear()
         return self.weights.leaves(self.count)
 

@@ -19,7 +19,9 @@ from torch import Tensor
 
 from pfl_bench.client.batched.auto_slots import slots_of
 from pfl_bench.client.batched.gradients import descend
+from pfl_bench.client.batched.graphs import StepGraphs
 from pfl_bench.client.batched.program import StepBatch, build_program, check, unsupported
+from pfl_bench.client.batched.slot_masks import SlotMasks
 from pfl_bench.client.batched.slot_weights import SlotWeights
 from pfl_bench.client.batches import Batch, local_batches, num_used
 from pfl_bench.client.flat_model import FlatModel
@@ -100,6 +102,13 @@ class VectorizedEngine:
         self.description = f"vectorized, {self._slots} slots"
         self.trains_alone = self._slots == 1
         self._update = torch.empty_like(model.vector)
+        self._start: Sequence[Tensor] = ()
+        self._rate = 0.0
+        self._graphs: StepGraphs | None = None
+        # Of minibatch SGD, batches are of any size.
+        self._repeats_shapes = model.device.type == "cuda" and local.batch_fraction is None
+        if self._repeats_shapes:
+            self._central = torch.empty_like(model.vector)
         self._weights: SlotWeights | None = None
         self._velocity: SlotWeights | None = None
         self._is_checked = False
@@ -137,7 +146,7 @@ class VectorizedEngine:
                 return
             # Behind the handler, which keeps what was in memory. Clients that were in a slot begin
             # anew: their draws are the same, and nothing of them was given out.
-            self._weights = self._velocity = None
+            self._weights = self._velocity = self._graphs = None
             if self._model.device.type == "cuda":
                 torch.cuda.empty_cache()
             self._notice(
@@ -160,10 +169,15 @@ class VectorizedEngine:
                 self._velocity = SlotWeights(self._model, self._slots)
             self._program = build_program(self._model, self._forward, self._weights)
             device = self._model.device
-            self._generators = [torch.Generator(device) for _ in range(self._slots)]
+            self._masks = SlotMasks(self._slots, device)
             self._losses = torch.zeros(self._slots, device=device)
+            # Where the local rate follows a schedule, a graph of a round would not serve the next.
+            has_graphs = self._repeats_shapes and self._local.schedule is None
+            self._graphs = StepGraphs(self._take, self._notice) if has_graphs else None
+        if self._repeats_shapes:
+            central = self._central.copy_(central)
         weights, start = self._weights, self._weights.views(central)
-        rate = self._local.rate(round_index)
+        self._start, self._rate = start, self._local.rate(round_index)
         update = weights.views(self._update)
         clients: list[_Client] = []
         while True:
@@ -175,7 +189,7 @@ class VectorizedEngine:
                 clients.append(client)
             if not clients:
                 return
-            self._step(clients, start, rate)
+            self._step(clients, start)
             for slot in range(len(clients) - 1, -1, -1):
                 if clients[slot].batch is not None:
                     continue
@@ -211,7 +225,7 @@ class VectorizedEngine:
         self._losses[slot].zero_()
         if self._program.draws_masks:
             seed = torch_seed(self._seed, Purpose.LOCAL_TRAINING, round_index, client.user)
-            self._generators[slot].manual_seed(seed)
+            self._masks.begin(slot, seed)
 
     def _has_room(self, clients: Sequence[_Client]) -> bool:
         """Whether another client's batch, were it as large as these, is in proportion."""
@@ -227,41 +241,52 @@ class VectorizedEngine:
         if self._velocity is not None:
             self._velocity.move(source, target)
         self._losses[target] = self._losses[source]
-        drawn = self._generators
-        drawn[source], drawn[target] = drawn[target], drawn[source]
+        self._masks.move(source, target)
 
-    def _step(self, clients: Sequence[_Client], start: Sequence[Tensor], rate: float) -> None:
+    def _step(self, clients: Sequence[_Client], start: Sequence[Tensor]) -> None:
         """Take a step in each slot, and look up its next batch."""
         assert self._weights is not None
-        batch = self._assemble(clients)
+        sizes = [client.size for client in clients]
         if not self._is_checked:
+            batch = self._assemble(clients, len(clients), max(sizes))
             check(self._program, self._model, self._forward, self._weights, batch)
             for slot in range(len(clients)):
                 self._weights.load(slot, start)
             self._is_checked = True
-        generators = self._generators if self._program.draws_masks else None
-        losses, gradients = self._program.step(batch, generators)
-        weights = self._weights.active(len(clients))
-        velocity = None if self._velocity is None else self._velocity.active(len(clients))
-        with torch.no_grad():
-            descend(weights, gradients, start, self._local, rate, velocity)
-        # Freed now, their memory serves the next step.
-        del gradients
-        self._losses[: len(clients)] += losses
+        slots, rows = len(clients), max(sizes)
+        if self._repeats_shapes:
+            slots = min(_power_of_two(slots), self._slots)
+            rows = min(_power_of_two(rows), max(rows, self._local.batch_size))
+        batch = self._assemble(clients, slots, rows)
+        (self._take if self._graphs is None else self._graphs.step)(batch)
         for client in clients:
             client.steps += 1
             client.processed += client.size
             client.advance()
 
-    def _assemble(self, clients: Sequence[_Client]) -> StepBatch:
-        sizes = [client.size for client in clients]
-        rows = max(sizes)
+    def _take(self, batch: StepBatch) -> None:
+        """Take the step of a batch; see ``StepGraphs`` for what must stay as it is."""
+        assert self._weights is not None
+        slots = len(batch.sizes)
+        losses, gradients = self._program.step(batch, self._masks)
+        velocity = None if self._velocity is None else self._velocity.active(slots)
+        with torch.no_grad():
+            weights = self._weights.active(slots)
+            descend(weights, gradients, self._start, self._local, self._rate, velocity)
+        # Freed now, their memory serves the next step.
+        del gradients
+        self._losses[:slots] += losses
+        self._masks.end_step()
+
+    def _assemble(self, clients: Sequence[_Client], slots: int, rows: int) -> StepBatch:
+        """The batches of clients in as many slots, of as many rows each; the rest is padding."""
+        sizes = [client.size for client in clients] + [0] * (slots - len(clients))
         batches = [client.batch for client in clients if client.batch is not None]
-        inputs = _stack([batch[0] for batch in batches], rows)
-        targets = _stack([batch[1] for batch in batches], rows)
+        inputs = _stack([batch[0] for batch in batches], slots, rows)
+        targets = _stack([batch[1] for batch in batches], slots, rows)
         draws = None
         if batches[0][2] is not None:
-            draws = _stack([batch[2] for batch in batches if batch[2] is not None], rows)
+            draws = _stack([batch[2] for batch in batches if batch[2] is not None], slots, rows)
         return StepBatch(inputs, targets, draws, self._shares(sizes, rows), sizes)
 
     def _shares(self, sizes: Sequence[int], rows: int) -> Tensor:
@@ -270,7 +295,7 @@ class VectorizedEngine:
             return torch.full((len(sizes), rows), 1 / rows, device=device)
         shares = np.zeros((len(sizes), rows), np.float32)
         for slot, size in enumerate(sizes):
-            shares[slot, :size] = 1 / size
+            shares[slot, :size] = 1 / max(size, 1)
         return torch.from_numpy(shares).to(device, non_blocking=True)
 
     def _result(self, client: _Client, slot: int) -> LocalResult:
@@ -280,14 +305,22 @@ class VectorizedEngine:
         )
 
 
-def _stack(parts: Sequence[Tensor], rows: int) -> Tensor:
-    """Batches end to end, each padded to ``rows`` by its own first example."""
+def _power_of_two(number: int) -> int:
+    """The least power of two that is not below a positive number."""
+    return 1 << (number - 1).bit_length()
+
+
+def _stack(parts: Sequence[Tensor], slots: int, rows: int) -> Tensor:
+    """Batches end to end, each padded to ``rows`` by its own first example; slots likewise."""
     pieces = []
     for part in parts:
         pieces.append(part)
         missing = rows - part.shape[0]
         if missing:
             pieces.append(part[:1].expand(missing, *part.shape[1:]))
+    idle = (slots - len(parts)) * rows
+    if idle:
+        pieces.append(parts[0][:1].expand(idle, *parts[0].shape[1:]))
     try:
         return torch.cat(pieces)
     except RuntimeError:

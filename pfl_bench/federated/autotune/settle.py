@@ -127,7 +127,7 @@ def _choose(
     expected = expected_client_seconds(np.diff(parts.split.offsets), local, step)
     whole = expected * options.cohort_size * options.num_rounds
     seconds = dict.fromkeys(candidates[:1], expected)
-    if model.device.type != "cpu":
+    if model.device.type not in ("cpu", "cuda"):
         reason = f"no other was measured on {model.device.type}"
     elif whole < _WORTH_SECONDS:
         reason = reason or "the run is too short to measure others"
@@ -199,7 +199,10 @@ def _work(
         else bool(getattr(local, field.name))
         for field in dataclasses.fields(local)
     }
-    return {
+    device = {}
+    if model.device.type == "cuda":
+        device = {"device": torch.cuda.get_device_name(model.device)}
+    return device | {
         "pfl_bench": pfl_bench.__version__,
         "torch": torch.__version__,
         "processor": processor_name(),

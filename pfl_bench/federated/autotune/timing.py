@@ -106,12 +106,12 @@ def time_engines(
 ) -> dict[Candidate, float]:
     """Train the sample's clients by each candidate: seconds of the population's mean client.
 
-    The time is the processor's, of the one thread that trains, so that what else the machine does
-    hardly counts; with several threads it is the clock's. Model and random streams are left as they
+    On a CPU the time is the processor's, of the one thread that trains, so that what else the
+    machine does hardly counts; with several threads, and on a GPU, it is the clock's. Model and random streams are left as they
     were: clients' draws come from streams by name, and nothing else is drawn. What the first
     candidate cannot train is an error, of others a notice.
     """
-    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    clock = _clock(parts.model.device)
     best: dict[Candidate, float] = {}
     with untouched(parts.model):
         central = parts.model.vector.clone()
@@ -141,6 +141,17 @@ def time_engines(
                 limit = _HOPELESS * min(best.values())
                 engines = {c: e for c, e in engines.items() if best[c] <= limit}
     return best
+
+
+def _clock(device: torch.device) -> Callable[[], float]:
+    if device.type == "cpu":
+        return time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+
+    def after_all_launches() -> float:
+        torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    return after_all_launches
 
 
 def _build(candidate: Candidate, local: LocalTraining, parts: FederatedParts) -> Engine:
