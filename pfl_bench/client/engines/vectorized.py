@@ -246,18 +246,17 @@ class VectorizedEngine:
     def _step(self, clients: Sequence[_Client], start: Sequence[Tensor]) -> None:
         """Take a step in each slot, and look up its next batch."""
         assert self._weights is not None
-        sizes = [client.size for client in clients]
-        if not self._is_checked:
-            batch = self._assemble(clients, len(clients), max(sizes))
-            check(self._program, self._model, self._forward, self._weights, batch)
-            for slot in range(len(clients)):
-                self._weights.load(slot, start)
-            self._is_checked = True
-        slots, rows = len(clients), max(sizes)
+        exact = slots, rows = len(clients), max(client.size for client in clients)
         if self._repeats_shapes:
             slots = min(_power_of_two(slots), self._slots)
             rows = min(_power_of_two(rows), max(rows, self._local.batch_size))
         batch = self._assemble(clients, slots, rows)
+        if not self._is_checked:
+            tried = batch if exact == (slots, rows) else self._assemble(clients, *exact)
+            check(self._program, self._model, self._forward, self._weights, tried)
+            for slot in range(len(clients)):
+                self._weights.load(slot, start)
+            self._is_checked = True
         (self._take if self._graphs is None else self._graphs.step)(batch)
         for client in clients:
             client.steps += 1

@@ -107,9 +107,9 @@ def time_engines(
     """Train the sample's clients by each candidate: seconds of the population's mean client.
 
     On a CPU the time is the processor's, of the one thread that trains, so that what else the
-    machine does hardly counts; with several threads, and on a GPU, it is the clock's. Model and random streams are left as they
-    were: clients' draws come from streams by name, and nothing else is drawn. What the first
-    candidate cannot train is an error, of others a notice.
+    machine does hardly counts; with several threads, and on a GPU, it is the clock's. Model and
+    random streams are left as they were: clients' draws come from streams by name, and nothing else
+    is drawn. What the first candidate cannot train is an error, of others a notice.
     """
     clock = _clock(parts.model.device)
     best: dict[Candidate, float] = {}
