@@ -1,9 +1,9 @@
 """Plug-ins by name: a name in a configuration becomes a module, loaded when first used.
 
 A task is a folder with ``task.py`` and ``models.py``; each other plug-in is one file. Every plug-in
-module exposes a pydantic model ``Options`` and a function, ``build`` for most kinds. Nothing is
-registered by hand, and nothing is imported that is not asked for. Plug-ins are found in three
-places:
+module exposes a function, ``build`` for most kinds, and a pydantic model ``Options`` (except a
+launcher). Nothing is registered by hand, and nothing is imported that is not asked for. Plug-ins
+are found in three places:
 
 * in the packages of this distribution (``tasks``, ``pfl_bench.federated.algorithms``, ...);
 * in folders of the user (``add_folder``, ``--plugins DIR``, ``plugins:`` in a row), which have a
@@ -87,11 +87,11 @@ SELECTION = PluginKind("selection", "pfl_bench.simulation.selection", "selectors
 DEVICES = PluginKind("device source", "pfl_bench.simulation.device_sources", "devices")
 ATTACK = PluginKind("attack", "pfl_bench.simulation.attacks", "attacks")
 TRACKER = PluginKind("tracker", "pfl_bench.runs.trackers", "trackers")
+LAUNCHER = PluginKind("launcher", "pfl_bench.runs.launchers", "launchers", has_options=False)
 
-# Kinds with options.
 KINDS = (
     *(TASK, MODEL, PREPARE, GENERATE, STATISTICS, ALGORITHM, MECHANISM, METRIC),
-    *(ENGINE, AGGREGATION, COMPRESSION, SELECTION, DEVICES, ATTACK, TRACKER),
+    *(ENGINE, AGGREGATION, COMPRESSION, SELECTION, DEVICES, ATTACK, TRACKER, LAUNCHER),
 )
 GROUPS = tuple(dict.fromkeys(kind.group for kind in KINDS if kind.group is not None))
 

@@ -43,7 +43,7 @@ CAPABILITIES = {
     ),
     "the federated round, algorithms, aggregation and compression": ("pfl_bench/federated/",),
     "processes: workers and launchers": (
-        "pfl_bench/federated/workers/", "pfl_bench/runs/launchers/",
+        "pfl_bench/federated/workers/", "pfl_bench/runs/launchers/", "pfl_bench/runs/jobs/",
     ),
     "local training: engines, layers in slots, precision, optimizers": (
         "pfl_bench/client/", "pfl_bench/federated/autotune/",

@@ -35,6 +35,7 @@ LISTED = {
     "attacks": plugins.ATTACK,
     "engines": plugins.ENGINE,
     "trackers": plugins.TRACKER,
+    "launchers": plugins.LAUNCHER,
 }
 
 

@@ -83,11 +83,12 @@ def _add_format(command: argparse.ArgumentParser) -> None:
 
 
 def _add_launcher(command: argparse.ArgumentParser) -> None:
-    shown = "each run a job: a process here, or a job of a Slurm cluster (default: no jobs)"
-    add(command, "--launcher", shown, choices=("local", "slurm"))
+    shown = "each run a job: local (a process here), slurm, or a plug-in (default: no jobs)"
+    add(command, "--launcher NAME", shown)
     add(command, "--jobs K", "at most K jobs at once (local: as the cores allow)", type=int)
     shown = "option of the Slurm jobs, such as time=60 or partition=gpu; repeat for more"
-    add(command, "--slurm KEY=VALUE", shown, action="append", default=[])
+    names = ("--slurm", "--launcher-option")
+    command.add_argument(*names, metavar="KEY=VALUE", help=shown, action="append", default=[])
     shown = "submit to Slurm and end; the same command shows the table later"
     add(command, "--no-wait", shown, dest="wait", action="store_false")
 
@@ -97,7 +98,7 @@ def _add_rows(commands: Commands) -> None:
     listing = commands.add_parser("list", help="tasks, rows, tables and methods, a line each")
     names = (
         *("tasks", "rows", "tables", "algorithms", "mechanisms", "metrics", "selectors"),
-        *("devices", "aggregations", "compressions", "attacks", "engines", "trackers"),
+        *("devices", "aggregations", "compressions", "attacks", "engines", "trackers", "launchers"),
     )
     add(listing, "what", nargs="?", choices=names)
     add(listing, "below FOLDER", "rows: of this folder alone", nargs="?")

@@ -36,7 +36,8 @@ def module_checks(
     The options ``given`` are those that a row has; None for the plug-in's defaults.
     """
     yield "loads", lambda: _loads(kind, name)
-    yield "options", lambda: _options(kind, name)
+    if kind.has_options:
+        yield "options", lambda: _options(kind, name)
     if kind is plugins.MECHANISM:
         yield "description", lambda: _description(name)
         yield "sensitivity", lambda: _sensitivity(name, given)
@@ -52,7 +53,8 @@ class SkippedError(Exception):
 
 def _loads(kind: plugins.PluginKind, name: str) -> str:
     module = plugins.load(kind, name)
-    for part in (module, module.Options, getattr(module, kind.function)):
+    options = (module.Options,) if kind.has_options else ()
+    for part in (module, *options, getattr(module, kind.function)):
         if not inspect.getdoc(part):
             what = getattr(part, "__qualname__", part.__name__)
             raise PluginError(f"{what} has no docstring; say what it is, and what it guarantees")

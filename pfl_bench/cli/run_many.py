@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pfl_bench import plugins
 from pfl_bench.cli.main import EXIT_DONE, EXIT_FAILED, EXIT_INPUT, explain
 from pfl_bench.cli.speech import answer, print_table, say
 from pfl_bench.config.errors import blame
@@ -22,7 +23,7 @@ from pfl_bench.types import ConfigError, did_you_mean
 if TYPE_CHECKING:
     from pfl_bench.config.schema import RunConfig
     from pfl_bench.report.table import Table, TableFormat
-    from pfl_bench.runs.launchers import Launcher
+    from pfl_bench.runs.jobs import Launcher
 
 
 def choose(names: Mapping[str, Path], only: str, folder: Path) -> tuple[str, Path]:
@@ -181,7 +182,7 @@ def _print_failure(run_folder: Path, message: str) -> None:
 
 
 def _run_as_jobs(plans: Plans, arguments: argparse.Namespace, jobs: Path) -> Batch:
-    from pfl_bench.runs.launchers import Run, launch
+    from pfl_bench.runs.jobs import Run, launch
 
     launcher = _launcher(plans, arguments, jobs)
     runs = [
@@ -217,23 +218,15 @@ def _run_as_jobs(plans: Plans, arguments: argparse.Namespace, jobs: Path) -> Bat
 
 
 def _launcher(plans: Plans, arguments: argparse.Namespace, jobs: Path) -> Launcher:
-    from pfl_bench.runs.launchers import LocalLauncher, SlurmLauncher
-    from pfl_bench.runs.launchers.local import gpus_for, usual_slots
+    from pfl_bench.runs.jobs import Launcher, LaunchRequest
 
-    if arguments.launcher == "slurm":
-        return SlurmLauncher(jobs, arguments.slurm, arguments.jobs)
-    for option, given in (("--slurm", arguments.slurm), ("--no-wait", not arguments.wait)):
-        if given:
-            raise ConfigError(
-                f"{option} belongs to --launcher slurm, which keeps a queue; the queue of "
-                "--launcher local is the command itself"
-            )
-    configs = [resolved.config for _, resolved in plans]
-    gpus = gpus_for(config.device for config in configs)
-    slots = arguments.jobs
-    if slots is None:
-        slots = usual_slots([_cores_of(config) for config in configs], gpus)
-    return LocalLauncher(jobs, slots, gpus)
+    name, configs = arguments.launcher, [resolved.config for _, resolved in plans]
+    module = plugins.load(plugins.LAUNCHER, name)
+    cores, devices = map(_cores_of, configs), (config.device for config in configs)
+    request = LaunchRequest(
+        jobs, arguments.jobs, arguments.slurm, arguments.wait, tuple(cores), tuple(devices)
+    )
+    return plugins.checked(module.build(request), Launcher, plugins.LAUNCHER, name)
 
 
 def _cores_of(config: RunConfig) -> int | None:

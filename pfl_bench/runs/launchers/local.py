@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pfl_bench.federated.workers.cores import usable_cores
-from pfl_bench.runs.launchers.job import (
+from pfl_bench.runs.jobs.job import (
     DEVICES,
     JobRecord,
+    Launcher,
+    LaunchRequest,
     Run,
     RunJob,
     new_folder,
@@ -27,12 +29,11 @@ if TYPE_CHECKING:
 _YEAR_IN_MINUTES = 365 * 24 * 60
 
 
-class LocalLauncher:
+class LocalLauncher(Launcher):
     """Processes that go on when the command that began them ends, ``slots`` at once.
 
     Each job sees the one of ``gpus``, as ``CUDA_VISIBLE_DEVICES`` names them, with the fewest jobs;
-    without any, what the command sees. ConfigError if submitit is not installed, or ``slots`` is
-    not positive.
+    without any, what the command sees. ConfigError if submitit is not installed.
     """
 
     name = "local"
@@ -41,8 +42,6 @@ class LocalLauncher:
     stop_command = "kill"
 
     def __init__(self, jobs: Path, slots: int, gpus: Sequence[str] = ()) -> None:
-        if slots < 1:
-            raise ConfigError(f"--jobs {slots}: give 1 or more")
         require_submitit(self.name)
         self.slots: int | None = slots
         self._slots = slots
@@ -102,6 +101,19 @@ def _command_line(process: str) -> str:
             return ""
     command = ["ps", "-o", "args=", "-p", process]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+
+
+def build(request: LaunchRequest) -> LocalLauncher:
+    """Build the launcher; it has no options, and its queue is the command."""
+    request.check_most()
+    for option, given in (("--slurm", request.options), ("--no-wait", not request.waits)):
+        if given:
+            raise ConfigError(
+                f"{option} belongs to --launcher slurm, which keeps a queue; the queue of "
+                "--launcher local is the command itself"
+            )
+    gpus = gpus_for(request.devices)
+    return LocalLauncher(request.jobs, request.most or usual_slots(request.cores, gpus), gpus)
 
 
 def usual_slots(threads: Sequence[int | None], gpus: Sequence[str] = ()) -> int:

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pfl_bench.config.yaml_text import apply_override
-from pfl_bench.runs.launchers.job import (
+from pfl_bench.runs.jobs.job import (
     JobRecord,
+    Launcher,
+    LaunchRequest,
     Run,
     RunJob,
     new_folder,
@@ -33,7 +35,7 @@ _LISTS = ("setup", "teardown", "srun_args")
 _TIME = re.compile(r"^(?:(?P<days>\d+)-)?(?P<first>\d+)(?::(?P<second>\d+))?(?::(?P<third>\d+))?$")
 
 
-class SlurmLauncher:
+class SlurmLauncher(Launcher):
     """Submits to Slurm, whose queue keeps the jobs.
 
     All nodes must see the folder ``jobs``. Options are texts ``KEY=VALUE`` of submitit's Slurm
@@ -60,8 +62,6 @@ class SlurmLauncher:
         self._jobs = jobs
         self._parameters = _parameters(options)
         if parallelism is not None:
-            if parallelism < 1:
-                raise ConfigError(f"--jobs {parallelism}: give 1 or more")
             self._parameters["array_parallelism"] = parallelism
         self._executor()
 
@@ -109,6 +109,12 @@ class SlurmLauncher:
         from submitit import SlurmJob
 
         return SlurmJob(record.folder, record.job_id)
+
+
+def build(request: LaunchRequest) -> SlurmLauncher:
+    """Build the launcher."""
+    request.check_most()
+    return SlurmLauncher(request.jobs, request.options, request.most)
 
 
 def _parameters(options: Sequence[str]) -> dict[str, Any]:

@@ -89,7 +89,12 @@ def test_help_on_data_names_the_tasks_and_a_task_s_options(
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [(kind, name) for kind in plugins.KINDS for name in plugins.available(kind)],
+    [
+        (kind, name)
+        for kind in plugins.KINDS
+        if kind.has_options
+        for name in plugins.available(kind)
+    ],
     ids=lambda value: value if isinstance(value, str) else value.word,
 )
 def test_every_option_of_every_plug_in_is_explained(kind: plugins.PluginKind, name: str) -> None:

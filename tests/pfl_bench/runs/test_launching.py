@@ -18,10 +18,10 @@ import pytest
 import yaml
 
 from pfl_bench.cli.main import main
-from pfl_bench.runs.launchers import LocalLauncher, Run, SlurmLauncher, queue
-from pfl_bench.runs.launchers.job import JobRecord, RunJob, read_record
-from pfl_bench.runs.launchers.local import gpus_for, usual_slots
-from pfl_bench.runs.launchers.slurm import _minutes
+from pfl_bench.runs.jobs import Run, queue
+from pfl_bench.runs.jobs.job import JobRecord, RunJob, read_record
+from pfl_bench.runs.launchers.local import LocalLauncher, gpus_for, usual_slots
+from pfl_bench.runs.launchers.slurm import SlurmLauncher, _minutes
 from pfl_bench.types import ConfigError
 from tests.helpers import REPOSITORY, make_tree
 from tests.pfl_bench.runs import fake_slurm
@@ -316,7 +316,7 @@ class Held(logging.Handler):
         print("closed")
 
 held = Held()
-from pfl_bench.runs.launchers.job import require_submitit
+from pfl_bench.runs.jobs.job import require_submitit
 require_submitit("local")
 assert not logging.getLogger("submitit").handlers
 print(os.environ.get("SUBMITIT_LOG_LEVEL"))
@@ -503,3 +503,34 @@ def test_each_local_job_sees_the_gpu_with_the_fewest_jobs(tmp_path: Path) -> Non
     wait(lambda: not launcher.states([first, third]))
     seen = [(tmp_path / name / "gpu").read_text(encoding="utf-8") for name in "abc"]
     assert seen == ["5", "7", "7"]
+
+
+def test_a_launcher_of_the_users_runs_a_table(
+    rows: Callable[..., Path], tmp_path: Path, capsys: Capture
+) -> None:
+    own = tmp_path / "plugins" / "launchers"
+    own.mkdir(parents=True)
+    (own / "herd.py").write_text(
+        """'''Processes here, a name of its own.'''
+from pathlib import Path
+from pfl_bench.runs.launchers.local import LocalLauncher
+
+class Herd(LocalLauncher):
+    name = "herd"
+
+def build(request):
+    '''Build it.'''
+    Path("asked.txt").write_text(f"{request.options} {request.cores} {request.devices}")
+    return Herd(request.jobs, request.most or 1)
+""",
+        encoding="utf-8",
+    )
+    command = ["table", str(rows(row={})), "--out", "jobs", "--plugins", str(tmp_path / "plugins")]
+    given = ["--launcher", "herd", "--launcher-option", "colour=red"]
+    assert main([*command, *given]) == 0
+    assert Path("asked.txt").read_text() == "['colour=red'] (1,) ('cpu',)"
+    assert record("jobs/row/seed-3").launcher == "herd"
+    assert main(["list", "launchers", "--plugins", str(tmp_path / "plugins")]) == 0
+    assert "herd" in capsys.readouterr().out
+    assert main([*command, "--launcher", "hard"]) == 2
+    assert "no launcher named 'hard'; did you mean 'herd'" in capsys.readouterr().err

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from pfl_bench.files import parse_json, read_text, write_json
 from pfl_bench.types import ConfigError
@@ -165,8 +165,34 @@ class RunJob:
         return DelayedSubmission(self)
 
 
-class Launcher(Protocol):
-    """Begins jobs and tells how they are.
+@dataclass(frozen=True)
+class LaunchRequest:
+    """The command's wishes, of which a launcher is built.
+
+    Attributes:
+        jobs: Folder of the files of all jobs.
+        most: Jobs at once, of ``--jobs``; None for the launcher's choice.
+        options: Texts ``KEY=VALUE``, of ``--slurm`` and ``--launcher-option``.
+        waits: Whether the command waits for the jobs.
+        cores: Of each run: cores that it takes beside others, None for all.
+        devices: Of each run: "auto", "cuda", "cpu" or "mps".
+    """
+
+    jobs: Path
+    most: int | None
+    options: Sequence[str]
+    waits: bool
+    cores: Sequence[int | None]
+    devices: Sequence[str]
+
+    def check_most(self) -> None:
+        """Check that ``most`` is positive, else ConfigError."""
+        if self.most is not None and self.most < 1:
+            raise ConfigError(f"--jobs {self.most}: give 1 or more")
+
+
+class Launcher:
+    """Base of launchers, which begin jobs and tell how they are.
 
     Attributes:
         name: Its name on the command line.
@@ -188,15 +214,15 @@ class Launcher(Protocol):
         Raises:
             ConfigError: They were refused, and none was begun.
         """
-        ...
+        raise NotImplementedError
 
     def states(self, records: Sequence[JobRecord]) -> Mapping[JobRecord, str] | None:
         """The jobs that are pending or running, by which; None if that cannot be learnt now."""
-        ...
+        raise NotImplementedError
 
     def job(self, record: JobRecord) -> Job[Any]:
         """The job as submitit's."""
-        ...
+        raise NotImplementedError
 
 
 def require_submitit(launcher: str) -> None:

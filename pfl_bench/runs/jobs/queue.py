@@ -12,7 +12,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from pfl_bench.runs.launchers.job import (
+from pfl_bench.runs.jobs.job import (
     Failure,
     JobRecord,
     Launcher,
