@@ -1,14 +1,12 @@
-"""The federated trainer: one loop for private and non-private federated learning.
+"""The federated trainer: the state of a run, private or not, that ``run_round`` moves on.
 
-Privacy is a mechanism that the loop is given; "none" is one of them. A round checks the budget,
-draws the cohort, trains and clips client by client into a running sum, noises the sum once, writes
-the ledger and takes the central step. With several processes (``pfl_bench.federated.workers``)
-each trains some of the clients; the leading process does all the rest.
+Privacy is a mechanism that rounds are given; "none" is one of them. With several processes
+(``pfl_bench.federated.workers``) each trains some of the clients; the leading process does all the
+rest.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,25 +22,21 @@ from pfl_bench.federated.cohort import CohortTraining
 from pfl_bench.federated.notices import RoundNotices
 from pfl_bench.federated.parts import FederatedParts, build_engine
 from pfl_bench.federated.privacy_session import PrivateRounds, PublicRounds, make_federated_plan
+from pfl_bench.federated.round import RoundParts, run_round
 from pfl_bench.federated.sampling import build_participants
 from pfl_bench.federated.shards import num_shards
 from pfl_bench.federated.state_watch import StateWatch
 from pfl_bench.federated.workers.messages import Begin, Built, SharedTraining, await_workers
-from pfl_bench.profiling import phase
-from pfl_bench.rng import Purpose, stream
 from pfl_bench.types import (
     ConfigError,
     Engine,
     OwnModels,
     Participants,
-    RoundStatistics,
     SingleProcess,
     Stateful,
     Trainer,
     WorkerGroup,
 )
-from privacy.mechanism import Release
-from privacy.noise.prefetched_noise import prefetched_release
 from privacy.statement.statement import PrivacyStatement
 
 
@@ -86,7 +80,6 @@ class FederatedTrainer(Trainer):
             )
             self._cohort_seed = self.private_seed.value
         self._participants = build_participants(parts, devices, self._cohort_seed, folder)
-        self._notices = RoundNotices(notice, parts.split.client_ids)
         self.central = model.vector.clone()
         self._own_models: OwnModels | None = None
         if self._algorithm.personal_training is not None:
@@ -105,12 +98,22 @@ class FederatedTrainer(Trainer):
         own = CohortTraining(parts, engine, self._rounds.aggregator)
         if group.size > 1:
             self._start_workers(group)
-        self._training = SharedTraining(group, own, parts, shards)
         identity = None if self.plan is None else machine.identity(model.device)
         await_workers(group, Built(engine.description, identity))
         self._gradient = self.central.grad = torch.zeros_like(self.central)
         self._optimizer = build_optimizer(
             options.central_optimizer, [self.central], options.central_learning_rate
+        )
+        self._round = RoundParts(
+            parts=parts,
+            seed=self._cohort_seed,
+            participants=self._participants,
+            rounds=self._rounds,
+            training=SharedTraining(group, own, parts, shards),
+            watch=self._watch,
+            notices=RoundNotices(notice, parts.split.client_ids),
+            central=self.central,
+            step=self._take_central_step,
         )
 
     def _plugins(self) -> dict[str, Stateful]:
@@ -140,67 +143,7 @@ class FederatedTrainer(Trainer):
 
     def advance(self, index: int) -> dict[str, float]:
         """Run round ``index``, from 1, and give its scalars; past the budget nothing is drawn."""
-        started = time.perf_counter()
-        self._rounds.check_round(index)
-        with phase("sampling"):
-            coins = stream(self._cohort_seed, Purpose.SAMPLING, index)
-            users = self._participants.draw(index, coins)
-        if self._participants.rests_on and not len(users):
-            self._notices.nobody(index)
-        probed = self._rounds.choose_probe(index, len(users))
-        noise = stream(self._cohort_seed, Purpose.NOISE, index)
-        released = prefetched_release(noise, self._mechanism, len(self.central))
-        aggregate, counted = self._training.train(users, index, self.central, probed)
-        self._notices.lost(index, counted.lost)
-        contributions, num_clipped = aggregate.num_contributions, aggregate.num_clipped
-        self._rounds.add_canaries(aggregate, index)
-        with phase("noise"):
-            release = released(aggregate)
-        del released  # what was drawn ahead takes memory
-        self._rounds.record(index, users, release, aggregate, counted.users)
-        self._tell_algorithm(counted)
-        with phase("central step"):
-            rate = self._take_central_step(release.mean_update, index)
-        self._rounds.watch(index, release, self.central)
-        self._watch.check(index)
-        scalars = {
-            "train/cohort_size": float(len(users)),
-            "train/num_nonfinite": float(aggregate.num_nonfinite),
-            "train/central_learning_rate": rate,
-            **self._participants.finish(index, users, counted),
-            **self._scalars(index, release, counted, contributions),
-            **self._rounds.scalars(release, num_clipped / max(1, contributions)),
-        }
-        return scalars | {"time/round_seconds": time.perf_counter() - started}
-
-    def _tell_algorithm(self, counted: RoundStatistics) -> None:
-        weight, scalar = counted.weight, counted.scalar
-        if self._mechanism.is_private:
-            # What came in has no noise: of a private round the centre knows the configuration.
-            weight, scalar = float(self._options.cohort_size), 0.0
-        self._algorithm.receive(weight, scalar / weight if weight else 0.0)
-
-    def _scalars(
-        self, index: int, release: Release, counted: RoundStatistics, contributions: int
-    ) -> dict[str, float]:
-        """Scalars of the round's training."""
-        scalars = {
-            "train/num_examples": float(counted.num_examples),
-            "train/num_steps": float(counted.num_steps),
-            "train/update_norm": float(torch.linalg.vector_norm(release.mean_update)),
-            "systems/steps": float(counted.steps),
-            "systems/examples": float(counted.processed),
-        }
-        local = self._algorithm.local_training
-        if local.schedule is not None:
-            scalars["train/local_learning_rate"] = local.rate(index)
-        if contributions:
-            scalars["train/loss"] = counted.loss / contributions
-        aggregation = self._parts.aggregation
-        if self.plan is None and aggregation.fewest:
-            scalars["train/rounds_left_out"] = float(aggregation.rounds_left_out)
-            self._notices.left_out(index, aggregation, contributions)
-        return scalars
+        return run_round(self._round, index)
 
     def _take_central_step(self, mean_update: Tensor, index: int) -> float:
         factor = rate_factor(self._options.central_schedule, index, self.total)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pfl_bench.federated import trainer as federated
+from pfl_bench.federated import round as federated
 from pfl_bench.federated.cohort import UpdateAggregator
 from pfl_bench.rng import Purpose, stream
 from privacy.aggregate import Aggregate

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pfl_bench.federated import trainer as federated
+from pfl_bench.federated import round as federated
 from pfl_bench.federated.trainer import FederatedTrainer
 from privacy.amplification import Participation
 from privacy.clipping import ClipOutcome, add_clipped_, l2_norm

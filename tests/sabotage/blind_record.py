@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.federated import privacy_session as private_rounds
-from pfl_bench.federated import trainer as federated
+from pfl_bench.federated import round as federated
 from pfl_bench.federated.trainer import FederatedTrainer
 from pfl_bench.rng import Purpose
 from privacy import accountant, calibration

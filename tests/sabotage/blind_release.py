@@ -139,7 +139,7 @@ def trained_before(patch: Patch) -> None:
 
     def init(self: FederatedTrainer, *given: Any, **more: Any) -> None:
         real(self, *given, **more)
-        engine, users = self._training._own._engine, np.arange(self._parts.split.num_users)
+        engine, users = self._round.training._own._engine, np.arange(self._parts.split.num_users)
         mean = torch.zeros_like(self.central)
         for result in engine.train(users, 1, self.central.clone()):
             mean += result.update / len(users)

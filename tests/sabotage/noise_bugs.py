@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pfl_bench.federated import cohort as cohort_training
-from pfl_bench.federated import trainer as federated
+from pfl_bench.federated import round as federated
 from pfl_bench.rng import Purpose
 from pfl_bench.rng import stream as real_stream
 from privacy.aggregate import Aggregate

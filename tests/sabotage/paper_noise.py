@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from pfl_bench.federated import trainer
+from pfl_bench.federated import round as federated_round
 from pfl_bench.federated.trainer import FederatedTrainer
 from pfl_bench.rng import Purpose
 from privacy.mechanism import mean_of
@@ -165,7 +165,7 @@ def _rename_noise(patch: Patch, rename: Any) -> None:
 
         return stream
 
-    wrap(patch, trainer, "stream", renamed)
+    wrap(patch, federated_round, "stream", renamed)
 
 
 @bug("The ratio of the two cohorts scales the noise twice.", changes=SMALLER_COHORT)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pfl_bench.federated import trainer
+from pfl_bench.federated import round as federated_round
 from pfl_bench.federated.cohort import UpdateAggregator
 from pfl_bench.rng import Purpose, stream
 from privacy.mechanisms import privunit
@@ -228,7 +228,7 @@ def tree_restarts_its_noise(patch: Patch) -> None:
 
         return renamed
 
-    wrap(patch, trainer, "stream", repeating)
+    wrap(patch, federated_round, "stream", repeating)
 
 
 @bug("The buffers of Toeplitz noise decay twice a round.", changes=_BUFFERED)

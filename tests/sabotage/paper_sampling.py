@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pfl_bench.federated import trainer
+from pfl_bench.federated import round as federated_round
 from pfl_bench.rng import Purpose
 from pfl_bench.simulation.devices.limits import Limits
 from privacy.sampling_scheme import draw_distinct
@@ -114,7 +114,7 @@ def sampling_of_public_seed(patch: Patch) -> None:
 
         return stream
 
-    wrap(patch, trainer, "stream", public)
+    wrap(patch, federated_round, "stream", public)
 
 
 @bug("A fixed-size cohort is a run of neighbours that begins anywhere.", changes=FIXED_SIZE)

@@ -315,12 +315,12 @@ def half_noise_at_the_end(patch: Patch) -> None:
 
 def noise_of_the_first_round(patch: Patch) -> None:
     stream = training.stream
-    import pfl_bench.federated.trainer as trainer
+    import pfl_bench.federated.round as rounds
 
     def opened(seed: int, purpose: int, number: int = 0, client: int = 0) -> Any:
         return stream(seed, purpose, 1 if purpose == 4 and number > 2 else number, client)
 
-    patch.setattr(trainer, "stream", opened)
+    patch.setattr(rounds, "stream", opened)
 
 
 def weights_kept(patch: Patch) -> None:
