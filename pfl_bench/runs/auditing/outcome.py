@@ -55,13 +55,17 @@ def check_outcome(run: OpenedRun, is_of_this_machine: bool, seconds: float) -> C
         return Check(NAME, "skipped", _CLAIM, why)
     data = summary.get("data") or {}
     said = {**summary, **{f"data.{key}": value for key, value in data.items()}}
-    for key, own in _named(run).items():
+    config = run.resolved.config
+    directions = MetricDirections.of(families_of(run.opened[0], config))
+    named = _named(run) | {"metric_directions": directions.to_json_dict()}
+    total = config.federated.num_rounds if config.federated else None
+    total = config.central.num_epochs if config.central else total
+    named["status"] = "finished" if summary.get("rounds") == total else "budget_exhausted"
+    for key, own in named.items():
         stated = said.get(key)
         found.add(not json_equal(stated, own), f"{key} is {stated!r:.80}, but comes to {own!r:.80}")
     metrics = run.folder / METRICS_FILE
-    config = run.resolved.config
     if metrics.is_file():
-        directions = MetricDirections.of(families_of(run.opened[0], config))
         best = best_over_rounds(read_metrics(metrics), config.evaluation.splits, directions)
         is_best = json_equal(summary.get("best"), to_json_value(best))
         found.add(not is_best, f"the best values are not those of {METRICS_FILE}")

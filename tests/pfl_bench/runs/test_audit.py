@@ -435,6 +435,8 @@ def test_a_configuration_of_endless_work_takes_no_longer_and_ends_in_no_tracebac
         (("variant",), "femnist-3400", "variant is 'femnist-3400', but comes to 'sklearn"),
         (("data", "checksum"), "sha256:0", "data.checksum is 'sha256:0', but comes to"),
         (("name",), "sota", "name is 'sota', but comes to 'small'"),
+        (("status",), "budget_exhausted", "status is 'budget_exhausted', but comes to 'finished'"),
+        (("metric_directions", "lower_is_better"), [], "metric_directions is"),
     ],
     ids=str,
 )
