@@ -7,12 +7,17 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable
+import zipfile
+import zlib
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
 from pfl_bench.types import DataError, RunFolderError, UserInputError
 from pfl_bench.types.layouts import LAYOUTS, misfit
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 # Far beyond what a file of this toolkit has, and within what every later walk can descend.
 _DEEPEST = 50
@@ -246,3 +251,27 @@ def drop_after(path: Path, step: int) -> None:
     if path.exists():
         kept = [row for row in read_metrics(path) if row["round"] <= step]
         write_atomically(path, "".join(json.dumps(row) + "\n" for row in kept))
+
+
+# What numpy, zipfile and zlib raise at files that are cut, foreign or made to harm.
+_DAMAGED = (
+    *(ValueError, KeyError, TypeError, EOFError, OverflowError, MemoryError, RuntimeError),
+    *(zipfile.BadZipFile, zlib.error),
+)
+
+
+def read_npz(path: Path, names: Collection[str]) -> dict[str, NDArray[Any]]:
+    """Read arrays, of any shape, of an uncompressed ``.npz``; none runs, or takes more than it.
+
+    ValueError where the file is foreign, cut, compressed, or lacks one of ``names``.
+    """
+    import numpy as np
+
+    try:
+        with zipfile.ZipFile(path) as archive:
+            if sum(member.file_size for member in archive.infolist()) > path.stat().st_size:
+                raise ValueError("its members are compressed")
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in names}
+    except _DAMAGED as error:
+        raise ValueError(str(error)) from None

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from pfl_bench.config.loading import ResolvedConfig, load_config
 from pfl_bench.federated.parts import RunParts, build_run
 from pfl_bench.federated.sampling import draw_members
-from pfl_bench.files import write_atomically
+from pfl_bench.files import read_npz, write_atomically
 from pfl_bench.runs.checkpoint import load_latest
 from pfl_bench.types import ConfigError, RunFolderError
 from privacy.empirical.membership_scores import logit_of_loss
@@ -132,12 +132,12 @@ def released_model(folder: Path) -> tuple[torch.Tensor, dict[str, Any] | None]:
 def _kept(folder: Path, digest: str) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
     """Measurements kept of this very model; None if there are none, or the file is damaged."""
     try:
-        with np.load(folder / USERS_FILE, allow_pickle=False) as file:
-            if str(file["model"]) == digest:
-                return file["losses"], file["logits"]
-    except (OSError, ValueError, KeyError, EOFError):
-        pass
-    return None
+        kept = read_npz(folder / USERS_FILE, ("model", "losses", "logits"))
+    except (OSError, ValueError):
+        return None
+    losses, logits = kept["losses"], kept["logits"]
+    is_ours = str(kept["model"]) == digest and losses.ndim == 1 and losses.shape == logits.shape
+    return (losses, logits) if is_ours and losses.dtype == logits.dtype == np.float64 else None
 
 
 def _measure(

@@ -9,14 +9,11 @@ from __future__ import annotations
 import io
 import json
 import zipfile
-import zlib
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from pfl_bench.files import parse_json, write_atomically
+from pfl_bench.files import parse_json, read_npz, write_atomically
 from pfl_bench.simulation.devices.availability import Availability
 from pfl_bench.simulation.devices.devices import Devices
 from pfl_bench.types import DataError
@@ -25,19 +22,6 @@ FORMAT = "pfl-bench devices 1"
 # Where a run keeps some of its devices.
 DEVICES = "devices.npz"
 _COLUMNS = ("latency_ms", "bandwidth_kbps", "slot_offsets", "slot_start", "slot_end")
-
-# What numpy, zipfile, zlib and json raise at files that are cut, foreign or made to harm.
-_DAMAGED = (
-    ValueError,
-    KeyError,
-    TypeError,
-    EOFError,
-    OverflowError,
-    MemoryError,
-    RuntimeError,
-    zipfile.BadZipFile,
-    zlib.error,
-)
 
 
 def check_target(path: Path) -> None:
@@ -78,11 +62,8 @@ def read_trace_file(path: Path) -> Devices:
             f"{path}: no such file; `pfl-bench data traces SOURCE --out {path}` writes one"
         )
     try:
-        if not zipfile.is_zipfile(path):
-            raise ValueError("it is no .npz")
-        with np.load(path, allow_pickle=False) as file:
-            about = parse_json(str(file["about"]))
-            columns: dict[str, NDArray[Any]] = {name: file[name] for name in _COLUMNS}
+        columns = read_npz(path, ("about", *_COLUMNS))
+        about = parse_json(str(columns["about"]))
         if about["format"] != FORMAT:
             raise ValueError(f"its format is {about['format']!r:.80}, not {FORMAT!r}")
         availability = Availability(
@@ -101,7 +82,7 @@ def read_trace_file(path: Path) -> Devices:
         devices.check()
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error})") from None
-    except _DAMAGED as error:
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise DataError(
             f"{path}: no file of devices, or a damaged one ({error}); write it again with "
             "`pfl-bench data traces`"

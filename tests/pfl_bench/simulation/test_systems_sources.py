@@ -157,6 +157,9 @@ def test_a_cut_or_foreign_file_is_named(three: Devices, tmp_path: Path) -> None:
         path.write_bytes(data)
         with pytest.raises(DataError, match=r"devices\.npz: no file of devices"):
             read_trace_file(path)
+    np.savez_compressed(path, about=np.zeros(1 << 24))  # a hundredth of a bomb
+    with pytest.raises(DataError, match=r"devices\.npz: .*members are compressed"):
+        read_trace_file(path)
     np.savez(path, about=np.array([{"an": "object"}], dtype=object))
     with pytest.raises(DataError, match=r"devices\.npz: no file of devices"):
         read_trace_file(path)
