@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +49,7 @@ def main(arguments: argparse.Namespace) -> int:
     from pfl_bench.runs.runner import run
 
     if read_json(out / "summary.json") is not None:
-        print(f"{out}: this run is finished; it is not run again", file=sys.stderr)
+        say(f"{out}: this run is finished; it is not run again")
     profile = Profile() if arguments.profile else None
     summary = run(resolved, out, arguments.resume or is_restarted(), group, profile)
     page = write_report([out], out / "report.html")
@@ -60,7 +59,7 @@ def main(arguments: argparse.Namespace) -> int:
     else:
         _print_numbers(summary, out)
         print_table(results_table(rows))
-    print(f"report: {page}", file=sys.stderr)
+    say(f"report: {page}")
     # torchrun takes every other exit code for a process that has crashed.
     has_failed = group is None and any(row.is_failure for row in rows)
     return EXIT_FAILED if has_failed else EXIT_DONE

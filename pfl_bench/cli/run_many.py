@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -107,7 +106,7 @@ class Batch:
             reasons.setdefault(reason, []).append(str(run_folder))
         for folders in reasons.values():
             why = "see above" if len(folders) == 1 else "for one reason, see above"
-            print(f"failed: {', '.join(folders)} ({why})", file=sys.stderr)
+            say(f"failed: {', '.join(folders)} ({why})")
         if self.failed and self.is_input and not (any(self.summaries) or self.under_way):
             return EXIT_INPUT
         return EXIT_FAILED if self.failed else EXIT_DONE
@@ -178,7 +177,7 @@ def _train(run_folder: Path, resolved: ResolvedConfig) -> dict[str, Any]:
 
 def _print_failure(run_folder: Path, message: str) -> None:
     place = "" if message.startswith(str(run_folder)) else f"{run_folder}: "
-    print(f"pfl-bench: {place}{message}", file=sys.stderr)
+    say(f"pfl-bench: {place}{message}")
 
 
 def _run_as_jobs(plans: Plans, arguments: argparse.Namespace, jobs: Path) -> Batch:
@@ -253,7 +252,7 @@ def train_in_job(
         message = explain(error)
         if message is None:
             raise
-        print(f"pfl-bench: {message}", file=sys.stderr)
+        say(f"pfl-bench: {message}")
         return message
     return None
 

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pfl_bench.cli import run_many
 from pfl_bench.cli.main import EXIT_DONE, EXIT_FAILED
-from pfl_bench.cli.speech import answer
+from pfl_bench.cli.speech import answer, say
 from pfl_bench.config.bundled_rows import locate
 from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.config.row_files import rows_below
@@ -184,6 +183,6 @@ def _print(
     page = write_page(records, out / "report.html", labels, figures)
     for figure in figures:
         for note in figure.notes:
-            print(f"{figure.title}: {note}", file=sys.stderr)
-    print(f"report: {page.resolve()}", file=sys.stderr)
+            say(f"{figure.title}: {note}")
+    say(f"report: {page.resolve()}")
     return any(row.is_failure for row in rows)
