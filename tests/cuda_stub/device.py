@@ -121,6 +121,8 @@ class StubDevice(TorchDispatchMode):
         is_on_device = any(map(_is_on_device, tree_leaves((args, kwargs))))
         if not is_on_device or func.is_view or packet in _IN_PLACE:
             return func(*args, **kwargs)
+        if func.namespace == "c10d":  # between processes, from memory to memory
+            return _computed(func, args, kwargs, None)
         twin_rng = _twin_generator(func, kwargs)
         by_mask = packet in _BY_INDEX and any(
             isinstance(i, Tensor) and i.dtype in (torch.bool, torch.uint8) for i in args[1]

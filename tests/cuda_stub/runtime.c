@@ -1,4 +1,4 @@
-/* A CUDA runtime with one device, whose memory is the host's and whose kernels do nothing.
+/* A CUDA runtime with one device (or CUDA_STUB_DEVICES), whose memory is the host's and whose kernels do nothing.
  *
  * Linked before the real one (LD_PRELOAD), it answers PyTorch's own CUDA code: dispatch, allocator, streams, generators and
  * checks run, no number is computed. What a user of a GPU pays for is counted. Functions that have nothing to say but
@@ -19,7 +19,11 @@ static void count(int kind) { __atomic_fetch_add(&stub_counts[kind], 1, __ATOMIC
 /* ---- the device ---- */
 static __thread int current;
 
-cudaError_t cudaGetDeviceCount(int *number) { *number = 1; return cudaSuccess; }
+cudaError_t cudaGetDeviceCount(int *number) {
+    const char *given = getenv("CUDA_STUB_DEVICES");
+    *number = given ? atoi(given) : 1;
+    return cudaSuccess;
+}
 cudaError_t cudaGetDevice(int *device) { *device = current; return cudaSuccess; }
 cudaError_t cudaSetDevice(int device) { current = device; return cudaSuccess; }
 cudaError_t cudaDriverGetVersion(int *version) { *version = CUDART_VERSION; return cudaSuccess; }

@@ -25,6 +25,7 @@ from pfl_bench.federated.parts import FederatedParts, build_run
 from pfl_bench.runs.audit import audit_run
 from pfl_bench.runs.runner import run
 from tasks.common.lstm.stacked_lstm import StackedLstm
+from tests.equivalence.same_numbers import CASES
 from tests.helpers import central_of, make_config, make_tree
 
 pytestmark = [
@@ -167,3 +168,23 @@ def test_slots_leave_room_for_activations() -> None:
         patch.setattr("pfl_bench.client.batched.auto_slots.measure_step", lambda *given: costly)
         few = replace(local, batch_size=2)
         assert slots_of(parts.model, parts.forward, parts.split, few) == 3
+
+
+# Several processes share no device, and what the plan refuses is refused on any.
+REFUSED = {"private_federated/ditto"}
+
+
+@pytest.mark.parametrize("name", [n for n in CASES if n[-2:] != "/2" and n not in REFUSED])
+def test_every_kind_of_run_ends_as_on_the_cpu_or_passes_its_audit(
+    name: str, tmp_path: Path
+) -> None:
+    """A private run draws other noise on another device: its rounds are computed again."""
+    setting, changes = CASES[name]
+    found = run(make_config(setting, **changes, device="cuda"), tmp_path / "cuda")
+    if found["privacy"] is not None:
+        audited = audit_run(tmp_path / "cuda", 1, seconds=1.0)
+        assert audited.verdict == "passed", [c for c in audited.checks if c.outcome == "failed"]
+        return
+    expected = run(make_config(setting, **changes), tmp_path / "cpu")
+    for metric, value in expected["metrics"].items():
+        assert found["metrics"][metric] == pytest.approx(value, rel=1e-3, abs=1e-3), metric

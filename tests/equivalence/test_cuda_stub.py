@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from tests.cuda_stub import build
 from tests.helpers import REPOSITORY
@@ -32,6 +33,11 @@ TESTS = (
     "tests/privacy/recording/test_observation.py",
     "tests/pfl_bench/metrics/test_multilabel_streaming.py",
 )
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is there"),
+    pytest.mark.skipif(build.missing() is not None, reason=build.missing() or ""),
+]
 # Of the models, by one engine.
 LEFT_OUT = "test_updates_are_those_of_the_cpu and sequential"
 BUDGETS = Path(__file__).with_name("cuda_budgets.json")
@@ -42,15 +48,7 @@ PER = {"steps": ("launches",), "clients": ("waits", "copies")}
 def on_stub(folder: Path) -> dict[str, dict[str, Any]]:
     """Run the tests; what the plug-in reports, by test."""
     report = folder / "report.json"
-    (folder / "library").mkdir()
-    environment = {
-        **os.environ,
-        "LD_PRELOAD": str(build.build(folder / "library")),
-        "CUDA_STUB_REPORT": str(report),
-        "OMP_NUM_THREADS": "1",
-    }
-    # Not of the process that runs this test.
-    environment = {k: v for k, v in environment.items() if not k.startswith("PYTEST_")}
+    environment = {**environment_of(folder), "CUDA_STUB_REPORT": str(report)}
     options = ["-q", "-m", "cuda", "-k", f"not ({LEFT_OUT})", "-p", "tests.cuda_stub.plugin"]
     options += ["-p", "no:cacheprovider", "-p", "no:xdist", f"--basetemp={folder / 'tests'}"]
     command = [sys.executable, "-m", "pytest", *options, *TESTS]
@@ -60,6 +58,19 @@ def on_stub(folder: Path) -> dict[str, dict[str, Any]]:
     assert report.exists(), done.stdout[-3000:] + done.stderr[-3000:]
     found: dict[str, dict[str, Any]] = json.loads(report.read_text(encoding="utf-8"))
     return found
+
+
+def environment_of(folder: Path) -> dict[str, str]:
+    """Environment of a process on the device."""
+    (folder / "library").mkdir()
+    environment = {
+        **os.environ,
+        "LD_PRELOAD": str(build.build(folder / "library")),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(REPOSITORY),
+    }
+    # Not of the process that runs this test.
+    return {k: v for k, v in environment.items() if not k.startswith("PYTEST_")}
 
 
 def costs(result: dict[str, Any]) -> dict[str, float]:
@@ -72,9 +83,6 @@ def costs(result: dict[str, Any]) -> dict[str, float]:
     }
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is there")
-@pytest.mark.skipif(build.missing() is not None, reason=build.missing() or "")
 def test_what_is_marked_cuda_passes_within_its_budgets(tmp_path: Path) -> None:
     results = on_stub(tmp_path)
     budgets = json.loads(BUDGETS.read_text(encoding="utf-8"))
@@ -95,3 +103,25 @@ def test_what_is_marked_cuda_passes_within_its_budgets(tmp_path: Path) -> None:
         Path(os.environ["CUDA_BUDGETS"]).write_text(json.dumps(used, indent=1))
     assert not wrong, "\n".join(wrong)
     assert used.keys() == budgets.keys()
+
+
+@pytest.mark.skipif(not dist.is_available(), reason="torch was built without distributed")
+def test_two_ranks_with_a_device_each_have_the_bits_of_one(tmp_path: Path) -> None:
+    environment = {**environment_of(tmp_path), "CUDA_STUB_DEVICES": "2"}
+    ranks = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    row = ["demo/private_federated.yaml", "device=cuda", "federated.num_rounds=3"]
+    row += ["federated.engine=sequential", "evaluation.every=3", "privacy.nonce=ranks"]
+    found = []
+    for number, starts in ((1, []), (2, ranks)):
+        out = tmp_path / str(number)
+        script = str(Path(build.__file__).with_name("rank.py"))
+        command = [sys.executable, *starts, script, "run", *row, "--out", str(out)]
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=300, check=False
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
+        said = json.loads((out / "environment.json").read_text(encoding="utf-8"))
+        found.append((summary["model_sha256"], summary["ledger_digest"]))
+    assert said["processes"] == "2 ranks of torchrun"
+    assert found[0] == found[1]
