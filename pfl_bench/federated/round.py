@@ -34,8 +34,6 @@ class RoundParts:
         watch: Refuses a plug-in whose state a private run would release.
         notices: Says what a person must know.
         central: Shape (P,): the central parameters, moved in place.
-        step: Takes the central step along the released mean, shape (P,), of a round; gives the
-            rate.
     """
 
     parts: FederatedParts
@@ -46,14 +44,16 @@ class RoundParts:
     watch: StateWatch
     notices: RoundNotices
     central: Tensor
-    step: Callable[[Tensor, int], float]
 
 
-def run_round(run: RoundParts, index: int) -> dict[str, float]:
+def run_round(
+    run: RoundParts, index: int, step: Callable[[Tensor, int], float]
+) -> dict[str, float]:
     """Run round ``index``, from 1, and give its scalars.
 
     Nothing is released but the sum of clipped updates with its noise, written to the ledger before
-    the central parameters move; past the budget nothing is drawn.
+    the central parameters move; past the budget nothing is drawn. ``step`` takes the central step
+    along the released mean, shape (P,), of a round, and gives its rate.
     """
     started = time.perf_counter()
     rounds, mechanism = run.rounds, run.rounds.mechanism
@@ -79,7 +79,7 @@ def run_round(run: RoundParts, index: int) -> dict[str, float]:
     rounds.record(index, users, release, aggregate, counted.users)
     _tell_algorithm(run, counted)
     with phase("central step"):
-        rate = run.step(release.mean_update, index)
+        rate = step(release.mean_update, index)
     rounds.watch(index, release, run.central)
     run.watch.check(index)
     scalars = {

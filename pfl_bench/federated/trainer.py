@@ -113,7 +113,6 @@ class FederatedTrainer(Trainer):
             watch=self._watch,
             notices=RoundNotices(notice, parts.split.client_ids),
             central=self.central,
-            step=self._take_central_step,
         )
 
     def _plugins(self) -> dict[str, Stateful]:
@@ -143,7 +142,7 @@ class FederatedTrainer(Trainer):
 
     def advance(self, index: int) -> dict[str, float]:
         """Run round ``index``, from 1, and give its scalars; past the budget nothing is drawn."""
-        return run_round(self._round, index)
+        return run_round(self._round, index, self._take_central_step)
 
     def _take_central_step(self, mean_update: Tensor, index: int) -> float:
         factor = rate_factor(self._options.central_schedule, index, self.total)

@@ -73,7 +73,7 @@ def test_a_graph_takes_the_steps_of_its_kernels(
     assert graphs is not None
     assert not notices
     assert sum(recorded is not None for recorded in graphs._recorded.values()) > 1
-    monkeypatch.setattr(StepGraphs, "_record", lambda self, batch: None)
+    monkeypatch.setattr(StepGraphs, "_record", lambda self, batch, take: None)
     assert_same(ours, rounds(*engine_of(stores, notices)))
 
 

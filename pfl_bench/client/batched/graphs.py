@@ -30,30 +30,32 @@ class StepGraphs:
     """Takes steps; of a shape that was taken before, by a graph.
 
     The first step of a shape is eager, so that kernels and libraries are loaded before a recording.
-    ``take`` must read and write the same memory in each step, and no number of the host may change
-    in it; it waits for nothing on the device. One that cannot be recorded stays eager: ``notice``
-    is told. The same kernels compute the same shapes either way.
+    What takes a step must read and write the same memory in each step, with no number of the host
+    that changes, and waits for nothing on the device. A step that cannot be recorded stays eager:
+    ``notice`` is told. The same kernels compute the same shapes either way.
     """
 
-    def __init__(self, take: Callable[[StepBatch], None], notice: Callable[[str], None]) -> None:
-        self._take = take
+    def __init__(self, notice: Callable[[str], None]) -> None:
         self._notice = notice
         self._pool = torch.cuda.graph_pool_handle()
         # None for a shape that was taken once.
         self._recorded: dict[Shape, _Recorded | None] = {}
         self._is_eager = False
 
-    def step(self, batch: StepBatch) -> None:
-        """Take a step of a batch, padded to a shape that comes again."""
+    def step(self, batch: StepBatch, take: Callable[[StepBatch], None]) -> None:
+        """Take a step of a batch, padded to a shape that comes again; ``take`` is always the same.
+
+        It is not kept: the engine, whose method it is, keeps these graphs.
+        """
         tensors = _tensors(batch)
         shape = tuple(None if t is None else tuple(t.shape) for t in tensors)
         if self._is_eager or shape not in self._recorded:
             self._recorded[shape] = None
-            self._take(batch)
+            take(batch)
             return
-        recorded = self._recorded[shape] or self._record(batch)
+        recorded = self._recorded[shape] or self._record(batch, take)
         if recorded is None:
-            self._take(batch)
+            take(batch)
             return
         self._recorded[shape] = recorded
         for held, given in zip(_tensors(recorded.batch), tensors, strict=True):
@@ -61,7 +63,7 @@ class StepGraphs:
                 held.copy_(given)
         recorded.graph.replay()
 
-    def _record(self, batch: StepBatch) -> _Recorded | None:
+    def _record(self, batch: StepBatch, take: Callable[[StepBatch], None]) -> _Recorded | None:
         draws = None if batch.draws is None else batch.draws.clone()
         inputs, targets, shares = batch.inputs.clone(), batch.targets.clone(), batch.shares.clone()
         held = StepBatch(inputs, targets, draws, shares, batch.sizes)
@@ -71,7 +73,7 @@ class StepGraphs:
             with torch.cuda.graph(
                 recorded.graph, pool=self._pool, capture_error_mode="thread_local"
             ):
-                self._take(held)
+                take(held)
         except RuntimeError as error:
             self._recorded.clear()
             self._is_eager = True

@@ -173,7 +173,7 @@ class VectorizedEngine:
             self._losses = torch.zeros(self._slots, device=device)
             # Where the local rate follows a schedule, a graph of a round would not serve the next.
             has_graphs = self._repeats_shapes and self._local.schedule is None
-            self._graphs = StepGraphs(self._take, self._notice) if has_graphs else None
+            self._graphs = StepGraphs(self._notice) if has_graphs else None
         if self._repeats_shapes:
             central = self._central.copy_(central)
         weights, start = self._weights, self._weights.views(central)
@@ -257,7 +257,10 @@ class VectorizedEngine:
             for slot in range(len(clients)):
                 self._weights.load(slot, start)
             self._is_checked = True
-        (self._take if self._graphs is None else self._graphs.step)(batch)
+        if self._graphs is None:
+            self._take(batch)
+        else:
+            self._graphs.step(batch, self._take)
         for client in clients:
             client.steps += 1
             client.processed += client.size
