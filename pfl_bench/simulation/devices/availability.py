@@ -24,7 +24,7 @@ class Availability:
     """The slots of T traces.
 
     Attributes:
-        period_s: Whole seconds after which all slots come again.
+        period_s: Whole seconds, below 2^31, after which all slots come again.
         offsets: Shape (T + 1,): trace t has the slots ``offsets[t]:offsets[t + 1]``; may have none.
         start: Shape (S,), whole seconds, at least 0; ascending within a trace.
         end: Shape (S,), whole seconds, above ``start``, below the next slot's start, at most
@@ -47,7 +47,7 @@ class Availability:
             raise ValueError("the offsets of the slots do not ascend from 0")
         if offsets[-1] != len(start) or len(start) != len(end):
             raise ValueError(f"{len(start)} starts and {len(end)} ends of {offsets[-1]} slots")
-        if self.period_s < 1:
+        if not 1 <= self.period_s < 2**31:
             raise ValueError(f"the period is {self.period_s} seconds")
         if not len(start):
             return
