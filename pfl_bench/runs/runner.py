@@ -31,10 +31,10 @@ from pfl_bench.runs.published import best_over_rounds, compare
 from pfl_bench.runs.stop import check_stop
 from pfl_bench.runs.trackers import Trackers, tracked_of
 from pfl_bench.types import RunFolderError, RunSummary, WorkerError, WorkerGroup
+from pfl_bench.types.results import CANARIES_IN_SUMMARY
 from privacy.errors import BudgetExceededError
 from privacy.plan.plan import tensor_digest
 
-_CANARIES_IN_SUMMARY = ("kind", "lower_bound", "confidence", "upper_bound")
 # Names that a trainer gives up to the evaluation of the training split, where that is asked for.
 _OF_STEPS = {"train/loss": "train/step_loss", "train/num_examples": "train/step_examples"}
 
@@ -305,7 +305,7 @@ class _Run:
         canaries = trainer.canary_result(done)
         if canaries is not None:
             write_json(self._folder.path / "canaries.json", canaries)
-            canaries = {key: canaries[key] for key in _CANARIES_IN_SUMMARY}
+            canaries = {key: canaries[key] for key in CANARIES_IN_SUMMARY}
         summary = {
             "format_version": SUMMARY_VERSION,
             "name": self._config.name,

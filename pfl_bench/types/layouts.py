@@ -85,6 +85,7 @@ _DATA = {
     "source": "text",
     "variant": "text",
     "checksum": "text",
+    "num_classes": "whole number",
     "split_by": "text",
     "extra": {},
     "num_users": {...: "whole number"},

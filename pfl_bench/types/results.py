@@ -8,6 +8,9 @@ from typing import Any
 
 from pfl_bench.types.errors import RunFolderError
 
+# Of ``canaries.json``, what the summary repeats.
+CANARIES_IN_SUMMARY = ("kind", "lower_bound", "confidence", "upper_bound")
+
 
 def as_float(value: Any) -> float | None:
     """Read a number as run folders write it, non-finite as texts; None of what is no number."""

@@ -1,20 +1,26 @@
 """Compares what a run's summary says of its outcome with data and model: names and metrics.
 
 Guarantee: what names the run (row, task, data, seed, size) is compared with its configuration and
-the data as they are opened today; the best values with ``metrics.jsonl``; and the final metrics,
-where the model is in a checkpoint and time allows, with those of the model. What was measured
-between rounds is the run's word alone: no checkpoint keeps the model of each round.
+the data as they are opened today; the best values, the selection, costs and divergence with
+``metrics.jsonl``; canaries with their file; and the final metrics, where the model is in a
+checkpoint and time allows, with those of the model. What was measured between rounds, and the loss
+at the start, are the run's word alone: no checkpoint keeps the model of each round. Seconds are
+recorded nowhere else, and published numbers are compared anew by whoever shows them.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
 
+from pfl_bench.client.costs import CostMeter, StepFlops
+from pfl_bench.config.row_differences import settings_digest
+from pfl_bench.config.yaml_text import read_yaml
 from pfl_bench.evaluation.evaluator import Evaluator, families_of
 from pfl_bench.federated.parts import build_forward
 from pfl_bench.files import read_json, read_metrics, to_json_value
@@ -23,8 +29,10 @@ from pfl_bench.profiling import one_thread
 from pfl_bench.runs.auditing.inputs import METRICS_FILE
 from pfl_bench.runs.auditing.opened import OpenedRun
 from pfl_bench.runs.checkpoint import load_latest
+from pfl_bench.runs.divergence import DivergenceWatch
 from pfl_bench.runs.published import best_over_rounds
-from pfl_bench.types import UserInputError
+from pfl_bench.types import UserInputError, as_float
+from pfl_bench.types.results import CANARIES_IN_SUMMARY
 from privacy.audit.check import Check, Finding, conclude
 from privacy.audit.errors import IncompleteError, SkippedError
 from privacy.audit.inputs import as_number, json_equal
@@ -39,6 +47,8 @@ _CLAIM = (
 _TOLERANCE = 0.01
 # Of a split, a first part shows how long the whole takes.
 _PARTS = 64
+# Far beyond any cost: sums of more leave what a float holds.
+_ENDLESS = 1e100
 _SPREADS = ("client_", "stratum_")
 _OF_DATA = ("variant", "checksum", "split_by", "extra", "num_users")
 
@@ -57,18 +67,18 @@ def check_outcome(run: OpenedRun, is_of_this_machine: bool, seconds: float) -> C
     said = {**summary, **{f"data.{key}": value for key, value in data.items()}}
     config = run.resolved.config
     directions = MetricDirections.of(families_of(run.opened[0], config))
-    named = _named(run) | {"metric_directions": directions.to_json_dict()}
+    named = _named(run, data, is_of_this_machine)
+    named |= {"metric_directions": directions.to_json_dict()}
     total = config.federated.num_rounds if config.federated else None
     total = config.central.num_epochs if config.central else total
     named["status"] = "finished" if summary.get("rounds") == total else "budget_exhausted"
     for key, own in named.items():
         stated = said.get(key)
         found.add(not json_equal(stated, own), f"{key} is {stated!r:.80}, but comes to {own!r:.80}")
-    metrics = run.folder / METRICS_FILE
-    if metrics.is_file():
-        best = best_over_rounds(read_metrics(metrics), config.evaluation.splits, directions)
-        is_best = json_equal(summary.get("best"), to_json_value(best))
-        found.add(not is_best, f"the best values are not those of {METRICS_FILE}")
+    rows = read_metrics(run.folder / METRICS_FILE)
+    for key, own in _recorded(run, summary, rows, directions).items() if rows else ():
+        is_other = not json_equal(summary.get(key), to_json_value(own))
+        found.add(is_other, f"{key} is not what {METRICS_FILE} comes to")
     try:
         differing, text = _metrics(run, summary, seconds)
     except SkippedError as error:
@@ -80,21 +90,83 @@ def check_outcome(run: OpenedRun, is_of_this_machine: bool, seconds: float) -> C
     return conclude(NAME, _CLAIM, found.seen(text))
 
 
-def _named(run: OpenedRun) -> dict[str, Any]:
-    """Members of a summary that follow from configuration, data and model."""
+def _named(run: OpenedRun, data: Mapping[str, Any], is_exact: bool) -> dict[str, Any]:
+    """Members of a summary that follow from configuration, data, model and canaries.
+
+    Facts that runs of before did not write are not wanted of ``data``, and texts that other code
+    may word otherwise only if ``is_exact``.
+    """
     assert not isinstance(run.opened, str)
     (task, model), config = run.opened, run.resolved.config
-    facts = asdict(task.facts)
+    facts = asdict(replace(task.facts, class_names=()))
     facts["num_users"] = {split: task.split(split).num_users for split in task.split_names}
-    return {
+    worded = set() if is_exact else {"source"}
+    facts = {key: facts[key] for key in facts if key in _OF_DATA or key in data.keys() - worded}
+    canaries = read_json(run.folder / "canaries.json")
+    named = {
         "name": config.name,
         "setting": config.setting,
         "task": run.resolved.tree["task"]["name"],
         "variant": task.facts.variant,
         "seed": config.seed,
         "num_parameters": model.num_parameters,
-        **{f"data.{key}": to_json_value(facts[key]) for key in _OF_DATA},
+        "pinned_nonce": getattr(config.privacy, "nonce", None) is not None,
+        # As it is written there: what this version fills in has not decided the run.
+        "settings_sha256": settings_digest(read_yaml(run.folder / "config.yaml")),
+        "canaries": canaries and {key: canaries.get(key) for key in CANARIES_IN_SUMMARY},
+        **{f"data.{key}": to_json_value(value) for key, value in facts.items()},
     }
+    if is_exact and run.is_known_model:
+        named["departure"] = getattr(model.module, "departure", "")
+    return named
+
+
+def _recorded(
+    run: OpenedRun,
+    summary: Mapping[str, Any],
+    rows: Sequence[Mapping[str, Any]],
+    directions: MetricDirections,
+) -> dict[str, Any]:
+    """Members of a summary that follow from the lines of metrics, of which there are some."""
+    options = run.resolved.config.evaluation
+    best = best_over_rounds(rows, options.splits, directions)
+    name = options.select_best or ""
+    chosen = best.get(name)
+    costs = CostMeter(StepFlops(0, 0), options.budgets, directions)
+    watch = DivergenceWatch(
+        _start(run, summary), "epoch" if run.resolved.config.central else "round"
+    )
+    for row in rows:
+        scalars = {
+            key: value for key, given in row.items() if (value := as_float(given)) is not None
+        }
+        costs.add({key: value for key, value in scalars.items() if abs(value) < _ENDLESS})
+        costs.watch(row["round"], scalars)
+        # Steps come first; where the training users are evaluated, they have names of their own.
+        steps = {key: value for key, value in scalars.items() if key.startswith("train/")}
+        if "train" in options.splits:
+            kept = {"train/step_loss": "train/loss", "train/num_nonfinite": "train/num_nonfinite"}
+            steps = {new: steps[key] for key, new in kept.items() if key in steps}
+        watch.look(row["round"], steps)
+        watch.look(row["round"], scalars | {"train/num_nonfinite": 0.0})
+    stated = summary.get("metrics") or {}
+    watch.look(rows[-1]["round"], {key: float(value) for key, value in stated.items()})
+    return {
+        "best": best,
+        "selected": chosen and chosen["round"],
+        "selection": chosen
+        and {"metric": name, "value": chosen["value"], "index": chosen["round"]},
+        "systems": costs.totals,
+        "budgets": costs.budgets(),
+        "diverged": watch.found,
+    }
+
+
+def _start(run: OpenedRun, summary: Mapping[str, Any]) -> float:
+    """The loss at the start, as the newest checkpoint has it; else as the summary has."""
+    saved = (load_latest(run.folder / "checkpoints") or {}).get("divergence")
+    places = [one for one in (saved, summary.get("diverged")) if isinstance(one, Mapping)]
+    return as_number(places[0].get("start")) if places else math.nan
 
 
 def _metrics(run: OpenedRun, summary: Mapping[str, Any], seconds: float) -> tuple[list[str], str]:

@@ -431,12 +431,28 @@ def test_a_configuration_of_endless_work_takes_no_longer_and_ends_in_no_tracebac
     ("place", "value", "says"),
     [
         (("metrics", "test/accuracy"), 0.99, "test/accuracy is 0.99, but comes to"),
-        (("best", "val/accuracy", "value"), 0.99, "the best values are not those of metrics"),
+        (("best", "val/accuracy", "value"), 0.99, "best is not what metrics.jsonl comes to"),
         (("variant",), "femnist-3400", "variant is 'femnist-3400', but comes to 'sklearn"),
         (("data", "checksum"), "sha256:0", "data.checksum is 'sha256:0', but comes to"),
         (("name",), "sota", "name is 'sota', but comes to 'small'"),
         (("status",), "budget_exhausted", "status is 'budget_exhausted', but comes to 'finished'"),
         (("metric_directions", "lower_is_better"), [], "metric_directions is"),
+        (("selection",), {"metric": "val/accuracy", "value": 0.9, "index": 2}, "selection is not"),
+        (("systems", "bytes_up"), 1, "systems is not what metrics.jsonl comes to"),
+        (("budgets",), [{"metric": "val/accuracy", "reached": True}], "budgets is not what"),
+        (("diverged",), {"metric": "val/loss", "round": 1, "unit": "round"}, "diverged is not"),
+        (("diverged",), "never", "diverged is not what metrics.jsonl comes to"),
+        (
+            ("canaries",),
+            {"lower_bound": 0.0},
+            "canaries is {'lower_bound': 0.0}, but comes to None",
+        ),
+        (("pinned_nonce",), False, "pinned_nonce is False, but comes to True"),
+        (("settings_sha256",), "sha256:0", "settings_sha256 is 'sha256:0', but comes to"),
+        (("departure",), "x", "departure is 'x', but comes to ''"),
+        (("data", "num_classes"), 2, "data.num_classes is 2, but comes to 10"),
+        (("data", "artificial_users"), False, "data.artificial_users is False"),
+        (("data", "source"), "real writers", "data.source is 'real writers'"),
     ],
     ids=str,
 )
@@ -451,6 +467,14 @@ def test_a_summary_that_says_more_than_the_run_came_to_fails(
     (wrong,) = [check for check in done.checks if check.outcome == "failed"]
     assert wrong.name == "outcome"
     assert says in wrong.evidence
+
+
+def test_metrics_beyond_every_float_fail_and_end_in_no_traceback(copied: Path) -> None:
+    lines = [json.loads(line) for line in (copied / "metrics.jsonl").read_text().splitlines()]
+    lines = [line | {"systems/flops": 1.7e308, "systems/bytes_up": "nan"} for line in lines]
+    (copied / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    checks = {check.name: check for check in audit_run(copied, 1).checks}
+    assert "systems is not what metrics.jsonl comes to" in checks["outcome"].evidence
 
 
 def test_the_leaderboard_audits_what_has_no_audit(

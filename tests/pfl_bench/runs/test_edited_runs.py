@@ -301,6 +301,19 @@ SOUND: dict[str, tuple[str, dict[str, Any]]] = {
             "federated__num_rounds": 30,
         },
     ),
+    "one that diverges, of which the training users are evaluated too": (
+        "private_federated",
+        {
+            "federated__central_learning_rate": 1e5,
+            "evaluation__splits": ["train", "val"],
+            "evaluation__select_best": "val/loss",
+            "evaluation__budgets": [
+                {"metric": "val/accuracy", "value": 0.01},
+                {"metric": "train/accuracy", "value": 2.0},
+            ],
+        },
+    ),
+    "canaries": ("private_federated", {"privacy__audit": {"kind": "one_shot", "count": 10}}),
     "examples": ("central_dp", {"privacy__nonce": None}),
     "examples, a budget that ends the run": (
         "central_dp",
@@ -309,15 +322,38 @@ SOUND: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def diverged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    (what,) = [what for what in SOUND if "diverges" in what]
+    folder = tmp_path_factory.mktemp("diverged") / "run"
+    run(make_config(SOUND[what][0], **SOUND[what][1]), folder)
+    return folder
+
+
 @pytest.mark.parametrize("what", SOUND)
 def test_a_sound_run_passes(what: str, tmp_path: Path) -> None:
     setting, changes = SOUND[what]
     summary = run(make_config(setting, **changes), tmp_path / "run")
     assert (summary["status"] == "budget_exhausted") == ("budget" in what)
+    assert (summary["diverged"] is not None) == ("diverges" in what)
+    assert (summary["canaries"] is not None) == ("canaries" in what)
     verdict, checks = audited(tmp_path / "run")
     wrong = {c.name: c.evidence for c in checks.values() if c.outcome in ("failed", "incomplete")}
     assert (verdict, wrong) == ("passed", {})
     assert checks["private_seed"].outcome == checks["statement"].outcome == "passed"
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("diverged", None), ("selected", 6), ("selection", None), ("budgets", [])]
+)
+def test_what_the_lines_of_metrics_show_is_not_hidden(
+    diverged: Path, key: str, value: Any, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(diverged, tmp_path / "copy"))
+    json_edit("summary.json", lambda summary: summary.update({key: value}))(folder)
+    _, checks = audited(folder)
+    assert checks["outcome"].outcome == "failed"
+    assert f"{key} is not what metrics.jsonl comes to" in checks["outcome"].evidence
 
 
 def test_an_edited_run_of_examples_fails(tmp_path: Path) -> None:
