@@ -26,6 +26,9 @@ def stub_device(request: pytest.FixtureRequest) -> Iterator[device.StubDevice]:
     with pytest.MonkeyPatch.context() as patch, device.StubDevice() as stub:
         patch.setattr(torch, "lstm", device.lstm)
         patch.setattr(torch.cuda, "CUDAGraph", device.StubGraph)
+        # Fused attention has no kernel on a CPU.
+        for fused in ("flash", "mem_efficient", "cudnn"):
+            getattr(torch.backends.cuda, f"enable_{fused}_sdp")(False)
         patch.setattr(device.StubGraph, "device", stub, raising=False)
         yield stub
     entry = _REPORT.setdefault(request.node.nodeid, {})

@@ -21,10 +21,12 @@ from torch.nn import functional
 from pfl_bench.cli.main import main
 from pfl_bench.client.batched.auto_slots import slots_of
 from pfl_bench.client.costs import StepFlops
+from pfl_bench.config.loading import load_config
 from pfl_bench.federated.parts import FederatedParts, build_run
 from pfl_bench.runs.audit import audit_run
 from pfl_bench.runs.runner import run
 from tasks.common.lstm.stacked_lstm import StackedLstm
+from tests.contracts.small_rows import CONFIGS, shortened, write_small_files
 from tests.equivalence.same_numbers import CASES
 from tests.helpers import central_of, make_config, make_tree
 
@@ -188,3 +190,22 @@ def test_every_kind_of_run_ends_as_on_the_cpu_or_passes_its_audit(
     expected = run(make_config(setting, **changes), tmp_path / "cpu")
     for metric, value in expected["metrics"].items():
         assert found["metrics"][metric] == pytest.approx(value, rel=1e-3, abs=1e-3), metric
+
+
+@pytest.fixture(scope="session")
+def small_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return write_small_files(tmp_path_factory.mktemp("stores"))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "fedscale/quick/amazon.yaml",
+        "fedscale/quick/openimage-fedavg.yaml",
+        "fedscale/quick/reddit.yaml",
+    ],
+)
+def test_rows_of_other_models_end(name: str, small_files: dict[str, Path], tmp_path: Path) -> None:
+    row = CONFIGS / name
+    overrides = shortened(load_config(row).tree, small_files)
+    assert run(load_config(row, [*overrides, "device=cuda"]), tmp_path)["status"] == "finished"
