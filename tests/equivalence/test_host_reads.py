@@ -31,6 +31,7 @@ ALLOWED = {
     f"{CLIENT}/batched/auto_slots.py:slots_of": "one step, before the run",
     f"{CLIENT}/batched/program.py:_states": "in the check before the first step",
     f"{CLIENT}/engines/sequential.py:train": "of an array of users",
+    f"{CLIENT}/engines/vectorized.py:__init__": "asks whether steps are recorded, once",
     f"{CLIENT}/engines/vectorized.py:train": "of an array of users; after memory ran out",
     f"{CLIENT}/machine.py:*": "describes the machine, before the run",
     f"{CLIENT}/precision.py:*": "settings of the device, before the run",

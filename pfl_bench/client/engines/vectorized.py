@@ -169,7 +169,7 @@ class VectorizedEngine:
                 self._velocity = SlotWeights(self._model, self._slots)
             self._program = build_program(self._model, self._forward, self._weights)
             device = self._model.device
-            self._masks = SlotMasks(self._slots, device)
+            self._masks = SlotMasks(self._slots, device) if self._program.draws_masks else None
             self._losses = torch.zeros(self._slots, device=device)
             # Where the local rate follows a schedule, a graph of a round would not serve the next.
             has_graphs = self._repeats_shapes and self._local.schedule is None
@@ -223,7 +223,7 @@ class VectorizedEngine:
         if self._velocity is not None:
             self._velocity.clear(slot)
         self._losses[slot].zero_()
-        if self._program.draws_masks:
+        if self._masks is not None:
             seed = torch_seed(self._seed, Purpose.LOCAL_TRAINING, round_index, client.user)
             self._masks.begin(slot, seed)
 
@@ -241,7 +241,8 @@ class VectorizedEngine:
         if self._velocity is not None:
             self._velocity.move(source, target)
         self._losses[target] = self._losses[source]
-        self._masks.move(source, target)
+        if self._masks is not None:
+            self._masks.move(source, target)
 
     def _step(self, clients: Sequence[_Client], start: Sequence[Tensor]) -> None:
         """Take a step in each slot, and look up its next batch."""
@@ -278,7 +279,8 @@ class VectorizedEngine:
         # Freed now, their memory serves the next step.
         del gradients
         self._losses[:slots] += losses
-        self._masks.end_step()
+        if self._masks is not None:
+            self._masks.end_step()
 
     def _assemble(self, clients: Sequence[_Client], slots: int, rows: int) -> StepBatch:
         """The batches of clients in as many slots, of as many rows each; the rest is padding."""
