@@ -11,8 +11,8 @@ from operator import attrgetter
 from pathlib import Path
 
 from pfl_bench.cli.speech import answer, say
+from pfl_bench.config.terminal_text import visible
 from pfl_bench.files import to_json_value
-from pfl_bench.report.escaping import visible
 from pfl_bench.runs.audit import RunAudit, audit_run
 from pfl_bench.types import ConfigError
 from privacy.audit.check import OUTCOMES, Check

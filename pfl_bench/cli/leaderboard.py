@@ -11,8 +11,8 @@ from pathlib import Path
 from pfl_bench.cli.main import explain
 from pfl_bench.cli.speech import answer, print_table, say
 from pfl_bench.cli.targets import check_new
+from pfl_bench.config.terminal_text import visible
 from pfl_bench.files import read_json
-from pfl_bench.report.escaping import visible
 from pfl_bench.report.leaderboard import write_leaderboard
 from pfl_bench.report.run_folder import RunRecord, each_once, read_runs, runs_below
 from pfl_bench.types import UserInputError

@@ -11,6 +11,7 @@ from pfl_bench.cli.main import EXIT_DONE, EXIT_FAILED
 from pfl_bench.cli.speech import answer, print_table, print_text, say
 from pfl_bench.config.bundled_rows import locate_row
 from pfl_bench.config.loading import ResolvedConfig, load_config
+from pfl_bench.config.terminal_text import visible
 from pfl_bench.federated.workers.launched import is_launched, is_restarted
 from pfl_bench.types import ConfigError, WorkerGroup
 
@@ -74,8 +75,8 @@ def _print_numbers(summary: dict[str, Any], out: Path) -> None:
     # Distributions over clients are dozens of numbers: the page draws them, the summary has them.
     for metric, value in summary["metrics"].items():
         if not metric.partition("/")[2].startswith(("client_", "stratum_")):
-            print(f"{metric:32} {value:.6g}")
-    print(f"distributions over clients: {out / 'summary.json'}\n")
+            print_text(f"{metric:32} {float(value):.6g}")
+    print_text(f"distributions over clients: {out / 'summary.json'}\n")
 
 
 def _dry_run(resolved: ResolvedConfig, out: Path, resume: bool) -> int:
@@ -88,12 +89,12 @@ def _dry_run(resolved: ResolvedConfig, out: Path, resume: bool) -> int:
     state = look_at_folder(resolved, out, resume)
     shown = preview(resolved, out)
     config, statement = resolved.config, shown.statement
-    print(f"{config.name} ({config.setting}, seed {config.seed}) would run in {out}: {state}")
-    lines = [*data_lines(shown), *cost_lines(shown.cost)]
+    head = f"{config.name} ({config.setting}, seed {config.seed}) would run in {out}: {state}"
+    lines = [head, *data_lines(shown), *cost_lines(shown.cost)]
     if statement is not None and statement.unit != "none":
         lines += epsilon_lines(statement.simulated, statement.actual)
     lines += notice_lines((*shown.notices, *(f"not the row: {d}" for d in resolved.not_the_row)))
-    print("\n".join(lines))
+    print(visible("\n".join(lines)))
     print(f"  memory: {shown.peak_bytes / 1e6:,.0f} MB with all of it built, before training")
     print("checked up to the first round; nothing was written")
     return EXIT_DONE

@@ -12,6 +12,9 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, TextIO
 
+from pfl_bench.config.terminal_text import say as say
+from pfl_bench.config.terminal_text import visible
+
 if TYPE_CHECKING:
     from pfl_bench.report.table import Table
 
@@ -62,13 +65,6 @@ def answer(text: str) -> None:
     print(text, file=_ANSWERS.get())
 
 
-def say(text: str) -> None:
-    """Tell a person what goes on, at once."""
-    from pfl_bench.report.escaping import visible
-
-    print(visible(text), file=sys.stderr, flush=True)
-
-
 def announce(arguments: argparse.Namespace) -> None:
     """Say what a command begins with, before its imports."""
     # Of several processes the first speaks for all.
@@ -83,8 +79,6 @@ def announce(arguments: argparse.Namespace) -> None:
 
 def print_text(text: str) -> None:
     """Print lines of text: broken between words for a person at a terminal, else as they are."""
-    from pfl_bench.report.escaping import visible
-
     text = visible(text)
     if sys.stdout.isatty():
         from pfl_bench.report.terminal import wrapped
@@ -99,4 +93,6 @@ def print_table(table: Table, text: str | None = None) -> None:
     """Print a table: as ``text`` in a format that was asked for, for a terminal, or as Markdown."""
     if text is None and sys.stdout.isatty():
         text = table.to_terminal(shutil.get_terminal_size((80, 24)).columns)
+    elif text is not None and sys.stdout.isatty():
+        text = visible(text)
     print(table.to_markdown() if text is None else text, end="")

@@ -17,6 +17,7 @@ from pfl_bench.cli.sweep_optuna import Proposals
 from pfl_bench.cli.sweep_results import Result, command_of, result_of, table_of
 from pfl_bench.config.bundled_rows import locate
 from pfl_bench.config.sweeps import Combination, LoadedSweep, load_sweep
+from pfl_bench.config.terminal_text import visible
 from pfl_bench.files import write_json
 from pfl_bench.metrics import lower_is_better
 from pfl_bench.runs.selection import (
@@ -78,7 +79,7 @@ def run_sweep(sweep: LoadedSweep, arguments: argparse.Namespace, out: Path) -> R
     if ran.results:
         run_many.save_table(out, table_of(sweep, ran.results), arguments, str(arguments.sweep))
         words = [_words(sweep, ran, out), *_price(sweep, ran.runs, out)]
-        print("\n" + "\n\n".join(words), file=_stream(arguments))
+        print(visible("\n" + "\n\n".join(words)), file=_stream(arguments))
     return ran
 
 
@@ -254,7 +255,7 @@ def run_selection(sweep: LoadedSweep, arguments: argparse.Namespace, out: Path) 
     else:
         record_choice(record, trials, chosen, results[chosen].value, out)
         words = _selection_words(sweep, record, trials[chosen], out)
-    print("\n" + "\n\n".join(words), file=stream)
+    print(visible("\n" + "\n\n".join(words)), file=stream)
     return batch.exit_code()
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from pfl_bench.config.terminal_text import visible
+
 _LATEX = str.maketrans(
     {
         **{character: f"\\{character}" for character in "&%$#_{}"},
@@ -19,16 +21,6 @@ _MARKUP = re.compile(r"<(?=[A-Za-z/!?])|\](?=\()")
 # What a spreadsheet takes for a formula, and numbers, which begin alike.
 _FORMULA = re.compile(r"[=+\-@\t\r]")
 _NUMBERS = re.compile(r"[-+\d.,;eE infa]*")
-
-
-def visible(text: str) -> str:
-    """Write out characters that steer a terminal or turn the direction of a text."""
-    if text.isprintable():
-        return text
-    return "".join(
-        one if one.isprintable() or one in "\n\t" else one.encode("unicode_escape").decode()
-        for one in text
-    )
 
 
 def one_line(text: str) -> str:

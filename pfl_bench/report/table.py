@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from html import escape
 from typing import Any, Literal
 
+from pfl_bench.config.terminal_text import visible
 from pfl_bench.files import to_json_value
-from pfl_bench.report.escaping import csv_value, latex_escape, one_line, visible
+from pfl_bench.report.escaping import csv_value, latex_escape, one_line
 from pfl_bench.report.terminal import TextColumn, one_below_another, side_by_side, wrapped
 from pfl_bench.types import ConfigError, did_you_mean
 

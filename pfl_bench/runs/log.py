@@ -19,6 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column
 from rich.text import Text
 
+from pfl_bench.config.terminal_text import visible
 from pfl_bench.files import drop_after, to_json_value
 from pfl_bench.types import RunFolderError
 from privacy.statement.statement import round_up
@@ -124,7 +125,7 @@ class RunLog:
         self._path = folder / "metrics.jsonl"
         self._notices = folder / "run.log"
         self._stream = stream if stream is not None else sys.stderr
-        self._title = title
+        self._title = title = visible(title)
         self._total = total
         self._last_line = time.monotonic()
         drop_after(self._path, done)
@@ -154,13 +155,14 @@ class RunLog:
         elif headline or is_due or _IS_VERBOSE.get():
             self._last_line = time.monotonic()
             print(
-                f"{self._title}: {step}/{self._total} {headline}".rstrip(),
+                f"{self._title}: {step}/{self._total} {visible(headline)}".rstrip(),
                 file=self._stream,
                 flush=True,
             )
 
     def notice(self, text: str) -> None:
         """Say something once, to a person and in ``run.log``."""
+        text = visible(text)
         with self._notices.open("a", encoding="utf-8") as file:
             file.write(text + "\n")
         said = _SAID.get()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Generator
 from contextlib import ExitStack
@@ -18,6 +17,7 @@ from pfl_bench.client.costs import CostMeter
 from pfl_bench.client.machine import code_digest
 from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.config.row_differences import experiment, settings_digest, tree_differences
+from pfl_bench.config.terminal_text import say
 from pfl_bench.files import read_metrics, to_json_value, write_json
 from pfl_bench.profiling import Overhead, Profile, phase
 from pfl_bench.runs.best_model import BestModel
@@ -157,7 +157,7 @@ class _Run:
             row = {key: summary[key] for key in ("name", "setting", "systems")}
             trackers.conclude(statement, row | summary["metrics"], summary["expected"])
         if self._profile is not None:
-            print(self._profile.write(path), file=sys.stderr)
+            say(self._profile.write(path))
         return summary
 
     def _train(

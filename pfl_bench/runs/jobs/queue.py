@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from pfl_bench.config.terminal_text import say
 from pfl_bench.runs.jobs.job import (
     Failure,
     JobRecord,
@@ -79,7 +79,7 @@ class _Queue:
         kept: list[Path] = []
         for folder in looked_at:
             if folder in under_way:
-                print(f"{folder}: job {under_way[folder].job_id} has it already", file=sys.stderr)
+                say(f"{folder}: job {under_way[folder].job_id} has it already")
                 self._watch(folder, under_way[folder])
             elif is_busy(folder):
                 self._states[folder] = "running elsewhere"
@@ -89,7 +89,7 @@ class _Queue:
             elif self.ended[folder] is None:
                 kept.append(folder)
         if kept:
-            print(finished_before(kept), file=sys.stderr)
+            say(finished_before(kept))
         if chosen[: max(0, free)]:
             self._submit(chosen[:free])
 
@@ -125,7 +125,7 @@ class _Queue:
             for run, record in zip(runs, self._launcher.submit(runs), strict=True):
                 record.write(run.folder)
                 self._watch(run.folder, record)
-                print(f"{run.folder}: job {record.job_id} submitted", file=sys.stderr)
+                say(f"{run.folder}: job {record.job_id} submitted")
 
     def _watch(self, folder: Path, record: JobRecord) -> None:
         self._waiting.pop(folder, None)
@@ -178,7 +178,7 @@ class _Queue:
         counts["failed"] = len(self.ended) - counts["done"]
         text = ", ".join(f"{n} {state}" for state, n in sorted(counts.items()) if n)
         if text != self._told:
-            print(f"runs: {text}", file=sys.stderr)
+            say(f"runs: {text}")
             self._told = text
 
     def tell_how_to_come_back(self) -> None:
@@ -187,10 +187,9 @@ class _Queue:
             return
         numbers = " ".join(record.job_id for record in self._watched.values())
         rest = f" and begins the {len(self._waiting)} others" if self._waiting else ""
-        print(
+        say(
             f"{self._launcher.name} jobs that go on: {numbers}; the same command comes back to them"
-            f"{rest}. To stop one: {self._launcher.stop_command} NUMBER",
-            file=sys.stderr,
+            f"{rest}. To stop one: {self._launcher.stop_command} NUMBER"
         )
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pfl_bench.config.terminal_text import say
 from pfl_bench.config.yaml_text import apply_override
 from pfl_bench.runs.jobs.job import (
     JobRecord,
@@ -95,7 +95,7 @@ class SlurmLauncher(Launcher):
         command = ["squeue", "--me", "--array", "--noheader", "--format=%i|%T"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
-            print(f"squeue does not answer ({done.stderr.strip()}); waiting", file=sys.stderr)
+            say(f"squeue does not answer ({done.stderr.strip()}); waiting")
             return None
         listed = dict(
             line.strip().split("|", 1) for line in done.stdout.splitlines() if "|" in line
