@@ -28,8 +28,7 @@ def drop(
             return inputs * 0.0
         if inputs.device.type != "cpu":
             assert context.masks is not None
-            context.num_drawn += 1
-            keep = context.masks.kept(context.count, context.num_drawn, inputs.shape, layer.p)
+            keep = context.masks.kept(context.count, inputs.shape, layer.p)
             return inputs * keep.to(inputs.dtype).div_(1.0 - layer.p)
         order = _order(inputs, channels_last)
         mask = _mask(inputs.permute(order).shape, order.index(0), layer.p, context)

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-# Odd numbers of 64 bits, as int64, of Weyl sequences over steps, masks and elements; and those of
-# the finalizer of SplitMix64 (Steele, Lea, Flood 2014, "Fast splittable pseudorandom number
-# generators"). Products of int64 wrap around.
-_STEP, _MASK, _ELEMENT = -7046029254386353131, -4417276706812531889, 1609587929392839161
+# Odd numbers of 64 bits, as int64, of Weyl sequences over masks and elements; and those of the
+# finalizer of SplitMix64 (Steele, Lea, Flood 2014, "Fast splittable pseudorandom number
+# generators"). Sums and products of int64 wrap around.
+_MASK, _ELEMENT = -7046029254386353131, 1609587929392839161
 _FIRST, _SECOND = -4658895280553007687, -7723592293110705685
 
 
@@ -43,26 +43,21 @@ class SlotMasks:
         else:
             self._keys[target] = self._keys[source]
 
-    def end_step(self) -> None:
-        """Go on to the next step's masks."""
-        if not self.generators:
-            self._keys += _STEP
+    def kept(self, count: int, shape: Sequence[int], probability: float) -> Tensor:
+        """Next mask of the first slots, True where an element is kept; by keys alone.
 
-    def kept(self, count: int, number: int, shape: Sequence[int], probability: float) -> Tensor:
-        """Mask of the first slots, True where an element is kept; by keys alone.
-
-        A hash of the client's key with the number of its step, decides on an element. It is the
-        same on every device, and with any padding behind a slot's examples. Nothing is drawn from a
+        A hash of the client's key, which each mask moves on, decides on an element. It is the same
+        on every device, and with any padding behind a slot's examples. Nothing is drawn from a
         generator, so that a step can be recorded.
 
         Args:
             count: Slots.
-            number: Which of the step's masks this is, from 1.
             shape: (count * n, ...): n examples of the first slot, then of the next.
             probability: Of dropping an element.
         """
         elements = torch.arange(math.prod(shape) // count, device=self._keys.device)
-        keys = _finalized(self._keys[:count] + number * _MASK)
+        keys = _finalized(self._keys[:count])
+        self._keys += _MASK
         # 24 bits, as many as a float32 has.
         bits = _finalized(keys.unsqueeze(1) + elements * _ELEMENT) >> 40 & 0xFFFFFF
         return (bits < round((1.0 - probability) * (1 << 24))).view(tuple(shape))

@@ -20,7 +20,6 @@ class StepContext:
         count: Slots that take part, L.
         sizes: Real examples of each slot's batch; rows behind them are padding.
         masks: What each slot's dropout is drawn from; None for none.
-        num_drawn: Masks that were drawn in this step.
     """
 
     def __init__(self, weights: SlotWeights) -> None:
@@ -28,12 +27,11 @@ class StepContext:
         self.count = 0
         self.sizes: Sequence[int] = ()
         self.masks: SlotMasks | None = None
-        self.num_drawn = 0
         self._kept: list[tuple[int, Products | Rows]] = []
 
     def begin(self, sizes: Sequence[int], masks: SlotMasks | None) -> list[Tensor]:
         """Begin a step; gives the weights that gradients are wanted of, slots first."""
-        self.count, self.sizes, self.masks, self.num_drawn = len(sizes), sizes, masks, 0
+        self.count, self.sizes, self.masks = len(sizes), sizes, masks
         self._kept.clear()
         return self.weights.leaves(self.count)
 

@@ -279,8 +279,6 @@ class VectorizedEngine:
         # Freed now, their memory serves the next step.
         del gradients
         self._losses[:slots] += losses
-        if self._masks is not None:
-            self._masks.end_step()
 
     def _assemble(self, clients: Sequence[_Client], slots: int, rows: int) -> StepBatch:
         """The batches of clients in as many slots, of as many rows each; the rest is padding."""

@@ -20,10 +20,7 @@ def keyed(*seeds: int) -> SlotMasks:
 @pytest.mark.parametrize("probability", [0.1, 0.5, 0.9])
 def test_elements_are_dropped_independently_with_their_probability(probability: float) -> None:
     masks = keyed(*range(40))
-    drawn = []
-    for _ in range(20):
-        drawn += [masks.kept(40, number, (400, 50), probability) for number in (1, 2)]
-        masks.end_step()
+    drawn = [masks.kept(40, (400, 50), probability) for _ in range(40)]
     kept = torch.stack(drawn).view(40, 40, -1).double()  # draw, slot, element
     keep = 1 - probability
     spread = (keep * probability) ** 0.5
@@ -39,10 +36,8 @@ def test_a_client_has_its_masks_in_any_slot_and_under_any_padding() -> None:
     alone, beside = keyed(7), keyed(5, 6, 7)
     beside.move(2, 0)
     for _ in range(3):
-        expected = alone.kept(1, 2, (3, 4), 0.5)
-        assert torch.equal(beside.kept(2, 2, (2 * 8, 4), 0.5)[:3], expected)
-        alone.end_step()
-        beside.end_step()
+        expected = alone.kept(1, (3, 4), 0.5)
+        assert torch.equal(beside.kept(2, (2 * 8, 4), 0.5)[:3], expected)
 
 
 def test_masks_are_those_of_splitmix() -> None:
@@ -54,8 +49,9 @@ def test_masks_are_those_of_splitmix() -> None:
         return bits ^ (bits >> 31)
 
     masks = keyed(11)
-    masks.end_step()
-    key = mixed((11 + 0x9E3779B97F4A7C15 + 2 * 0xC2B2AE3D27D4EB4F) % 2**64)
-    hashed = [mixed((key + n * 0x165667B19E3779F9) % 2**64) for n in range(60)]
-    expected = [(bits >> 40) % 2**24 < round(0.7 * 2**24) for bits in hashed]
-    assert masks.kept(1, 2, (15, 4), 0.3).flatten().tolist() == expected
+    # More than wrap around once.
+    for number in range(6):
+        key = mixed((11 + number * 0x9E3779B97F4A7C15) % 2**64)
+        hashed = [mixed((key + n * 0x165667B19E3779F9) % 2**64) for n in range(60)]
+        expected = [(bits >> 40) % 2**24 < round(0.7 * 2**24) for bits in hashed]
+        assert masks.kept(1, (15, 4), 0.3).flatten().tolist() == expected
