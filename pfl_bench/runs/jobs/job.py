@@ -171,7 +171,7 @@ class LaunchRequest:
 
     Attributes:
         jobs: Folder of the files of all jobs.
-        most: Jobs at once, of ``--jobs``; None for the launcher's choice.
+        most: Jobs at once, of ``--jobs``, at least 1; None for the launcher's choice.
         options: Texts ``KEY=VALUE``, of ``--slurm`` and ``--launcher-option``.
         waits: Whether the command waits for the jobs.
         cores: Of each run: cores that it takes beside others, None for all.
@@ -185,8 +185,7 @@ class LaunchRequest:
     cores: Sequence[int | None]
     devices: Sequence[str]
 
-    def check_most(self) -> None:
-        """Check that ``most`` is positive, else ConfigError."""
+    def __post_init__(self) -> None:
         if self.most is not None and self.most < 1:
             raise ConfigError(f"--jobs {self.most}: give 1 or more")
 

@@ -105,7 +105,6 @@ def _command_line(process: str) -> str:
 
 def build(request: LaunchRequest) -> LocalLauncher:
     """Build the launcher; it has no options, and its queue is the command."""
-    request.check_most()
     for option, given in (("--slurm", request.options), ("--no-wait", not request.waits)):
         if given:
             raise ConfigError(

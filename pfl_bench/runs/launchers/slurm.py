@@ -113,7 +113,6 @@ class SlurmLauncher(Launcher):
 
 def build(request: LaunchRequest) -> SlurmLauncher:
     """Build the launcher."""
-    request.check_most()
     return SlurmLauncher(request.jobs, request.options, request.most)
 
 

@@ -532,5 +532,7 @@ def build(request):
     assert record("jobs/row/seed-3").launcher == "herd"
     assert main(["list", "launchers", "--plugins", str(tmp_path / "plugins")]) == 0
     assert "herd" in capsys.readouterr().out
+    assert main([*command, *given, "--jobs", "0"]) == 2
+    assert "--jobs 0: give 1 or more" in capsys.readouterr().err
     assert main([*command, "--launcher", "hard"]) == 2
     assert "no launcher named 'hard'; did you mean 'herd'" in capsys.readouterr().err
