@@ -31,12 +31,9 @@ from pfl_bench.runs.published import best_over_rounds, compare
 from pfl_bench.runs.stop import check_stop
 from pfl_bench.runs.trackers import Trackers, tracked_of
 from pfl_bench.types import RunFolderError, RunSummary, WorkerError, WorkerGroup
-from pfl_bench.types.results import CANARIES_IN_SUMMARY
+from pfl_bench.types.results import CANARIES_IN_SUMMARY, STEP_NAMES
 from privacy.errors import BudgetExceededError
 from privacy.plan.plan import tensor_digest
-
-# Names that a trainer gives up to the evaluation of the training split, where that is asked for.
-_OF_STEPS = {"train/loss": "train/step_loss", "train/num_examples": "train/step_examples"}
 
 
 def run(
@@ -184,7 +181,7 @@ class _Run:
             self._look(index, scalars)
             scalars |= self._costs.add(scalars)
             if "train" in config.evaluation.splits:
-                scalars = {_OF_STEPS.get(name, name): value for name, value in scalars.items()}
+                scalars = {STEP_NAMES.get(name, name): value for name, value in scalars.items()}
             headline, measured = "", None
             if index % config.evaluation.every == 0 or index == trainer.total:
                 scalars |= trainer.epsilons(index)

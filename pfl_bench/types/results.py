@@ -10,6 +10,8 @@ from pfl_bench.types.errors import RunFolderError
 
 # Of ``canaries.json``, what the summary repeats.
 CANARIES_IN_SUMMARY = ("kind", "lower_bound", "confidence", "upper_bound")
+# Names that a trainer gives up to the evaluation of the training split, where that is asked for.
+STEP_NAMES = {"train/loss": "train/step_loss", "train/num_examples": "train/step_examples"}
 
 
 def as_float(value: Any) -> float | None:

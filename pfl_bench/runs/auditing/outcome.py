@@ -32,7 +32,7 @@ from pfl_bench.runs.checkpoint import load_latest
 from pfl_bench.runs.divergence import DivergenceWatch
 from pfl_bench.runs.published import best_over_rounds
 from pfl_bench.types import UserInputError, as_float
-from pfl_bench.types.results import CANARIES_IN_SUMMARY
+from pfl_bench.types.results import CANARIES_IN_SUMMARY, STEP_NAMES
 from privacy.audit.check import Check, Finding, conclude
 from privacy.audit.errors import IncompleteError, SkippedError
 from privacy.audit.inputs import as_number, json_equal
@@ -65,22 +65,17 @@ def check_outcome(run: OpenedRun, is_of_this_machine: bool, seconds: float) -> C
         return Check(NAME, "skipped", _CLAIM, why)
     data = summary.get("data") or {}
     said = {**summary, **{f"data.{key}": value for key, value in data.items()}}
-    config = run.resolved.config
-    directions = MetricDirections.of(families_of(run.opened[0], config))
-    named = _named(run, data, is_of_this_machine)
-    named |= {"metric_directions": directions.to_json_dict()}
-    total = config.federated.num_rounds if config.federated else None
-    total = config.central.num_epochs if config.central else total
-    named["status"] = "finished" if summary.get("rounds") == total else "budget_exhausted"
-    for key, own in named.items():
+    directions = MetricDirections.of(families_of(run.opened[0], run.resolved.config))
+    saved = load_latest(run.folder / "checkpoints")
+    for key, own in _named(run, summary, directions, is_of_this_machine).items():
         stated = said.get(key)
         found.add(not json_equal(stated, own), f"{key} is {stated!r:.80}, but comes to {own!r:.80}")
     rows = read_metrics(run.folder / METRICS_FILE)
-    for key, own in _recorded(run, summary, rows, directions).items() if rows else ():
+    for key, own in _recorded(run, summary, saved, rows, directions).items() if rows else ():
         is_other = not json_equal(summary.get(key), to_json_value(own))
         found.add(is_other, f"{key} is not what {METRICS_FILE} comes to")
     try:
-        differing, text = _metrics(run, summary, seconds)
+        differing, text = _metrics(run, summary, saved, seconds)
     except SkippedError as error:
         return conclude(NAME, _CLAIM, found.seen(f"its names; metrics not computed anew: {error}"))
     if differing and not is_of_this_machine and not found.problems:
@@ -90,18 +85,23 @@ def check_outcome(run: OpenedRun, is_of_this_machine: bool, seconds: float) -> C
     return conclude(NAME, _CLAIM, found.seen(text))
 
 
-def _named(run: OpenedRun, data: Mapping[str, Any], is_exact: bool) -> dict[str, Any]:
+def _named(
+    run: OpenedRun, summary: Mapping[str, Any], directions: MetricDirections, is_exact: bool
+) -> dict[str, Any]:
     """Members of a summary that follow from configuration, data, model and canaries.
 
-    Facts that runs of before did not write are not wanted of ``data``, and texts that other code
+    Facts of the data that runs of before did not write are not wanted, and texts that other code
     may word otherwise only if ``is_exact``.
     """
     assert not isinstance(run.opened, str)
     (task, model), config = run.opened, run.resolved.config
+    total = config.federated.num_rounds if config.federated else None
+    total = config.central.num_epochs if config.central else total
     facts = asdict(replace(task.facts, class_names=()))
     facts["num_users"] = {split: task.split(split).num_users for split in task.split_names}
     worded = set() if is_exact else {"source"}
-    facts = {key: facts[key] for key in facts if key in _OF_DATA or key in data.keys() - worded}
+    wanted = {*_OF_DATA, *(summary.get("data") or {})} - worded
+    facts = {key: value for key, value in facts.items() if key in wanted}
     canaries = read_json(run.folder / "canaries.json")
     named = {
         "name": config.name,
@@ -109,6 +109,8 @@ def _named(run: OpenedRun, data: Mapping[str, Any], is_exact: bool) -> dict[str,
         "task": run.resolved.tree["task"]["name"],
         "variant": task.facts.variant,
         "seed": config.seed,
+        "status": "finished" if summary.get("rounds") == total else "budget_exhausted",
+        "metric_directions": directions.to_json_dict(),
         "num_parameters": model.num_parameters,
         "pinned_nonce": getattr(config.privacy, "nonce", None) is not None,
         # As it is written there: what this version fills in has not decided the run.
@@ -124,18 +126,23 @@ def _named(run: OpenedRun, data: Mapping[str, Any], is_exact: bool) -> dict[str,
 def _recorded(
     run: OpenedRun,
     summary: Mapping[str, Any],
+    saved: Mapping[str, Any] | None,
     rows: Sequence[Mapping[str, Any]],
     directions: MetricDirections,
 ) -> dict[str, Any]:
-    """Members of a summary that follow from the lines of metrics, of which there are some."""
+    """Members of a summary that follow from the lines of metrics, of which there are some.
+
+    The loss at the start is the newest checkpoint's, ``saved``; without one, the summary's.
+    """
     options = run.resolved.config.evaluation
     best = best_over_rounds(rows, options.splits, directions)
     name = options.select_best or ""
     chosen = best.get(name)
     costs = CostMeter(StepFlops(0, 0), options.budgets, directions)
-    watch = DivergenceWatch(
-        _start(run, summary), "epoch" if run.resolved.config.central else "round"
-    )
+    starts = ((saved or {}).get("divergence"), summary.get("diverged"))
+    start = next((one.get("start") for one in starts if isinstance(one, Mapping)), math.nan)
+    unit = "epoch" if run.resolved.config.central else "round"
+    watch = DivergenceWatch(as_number(start), unit)
     for row in rows:
         scalars = {
             key: value for key, given in row.items() if (value := as_float(given)) is not None
@@ -145,8 +152,9 @@ def _recorded(
         # Steps come first; where the training users are evaluated, they have names of their own.
         steps = {key: value for key, value in scalars.items() if key.startswith("train/")}
         if "train" in options.splits:
-            kept = {"train/step_loss": "train/loss", "train/num_nonfinite": "train/num_nonfinite"}
-            steps = {new: steps[key] for key, new in kept.items() if key in steps}
+            names = {"train/loss": STEP_NAMES["train/loss"]}
+            names["train/num_nonfinite"] = "train/num_nonfinite"
+            steps = {name: steps[own] for name, own in names.items() if own in steps}
         watch.look(row["round"], steps)
         watch.look(row["round"], scalars | {"train/num_nonfinite": 0.0})
     stated = summary.get("metrics") or {}
@@ -162,14 +170,9 @@ def _recorded(
     }
 
 
-def _start(run: OpenedRun, summary: Mapping[str, Any]) -> float:
-    """The loss at the start, as the newest checkpoint has it; else as the summary has."""
-    saved = (load_latest(run.folder / "checkpoints") or {}).get("divergence")
-    places = [one for one in (saved, summary.get("diverged")) if isinstance(one, Mapping)]
-    return as_number(places[0].get("start")) if places else math.nan
-
-
-def _metrics(run: OpenedRun, summary: Mapping[str, Any], seconds: float) -> tuple[list[str], str]:
+def _metrics(
+    run: OpenedRun, summary: Mapping[str, Any], saved: Mapping[str, Any] | None, seconds: float
+) -> tuple[list[str], str]:
     """Final metrics that are not what the model comes to, and what was looked at."""
     assert not isinstance(run.opened, str)
     (task, model), config = run.opened, run.resolved.config
@@ -179,7 +182,7 @@ def _metrics(run: OpenedRun, summary: Mapping[str, Any], seconds: float) -> tupl
     has_others = any(name.endswith("/num_clients_without_examples") for name in stated)
     if config.evaluation.adaptation is not None or has_others or model.buffers():
         raise SkippedError("they are not of the central parameters alone")
-    vector = _vector(run, summary)
+    vector = _vector(saved, summary)
     if vector is None or vector.shape != model.vector.shape:
         raise SkippedError("no checkpoint has the model that was evaluated")
     if tensor_digest(vector) != summary.get("model_sha256"):
@@ -202,14 +205,13 @@ def _metrics(run: OpenedRun, summary: Mapping[str, Any], seconds: float) -> tupl
     return list(_differing(stated, own)), f"its names; {len(own)} metrics of {', '.join(splits)}"
 
 
-def _vector(run: OpenedRun, summary: Mapping[str, Any]) -> torch.Tensor | None:
-    state = load_latest(run.folder / "checkpoints")
-    if state is None:
+def _vector(saved: Mapping[str, Any] | None, summary: Mapping[str, Any]) -> torch.Tensor | None:
+    if saved is None:
         return None
     if summary.get("selected") is None:
-        vector = state["trainer"].get("central")
+        vector = saved["trainer"].get("central")
     else:
-        vector = (state.get("best") or {}).get("vector")
+        vector = (saved.get("best") or {}).get("vector")
     return vector if isinstance(vector, torch.Tensor) and vector.dtype == torch.float32 else None
 
 
