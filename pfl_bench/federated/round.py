@@ -31,7 +31,7 @@ class RoundParts:
         participants: Draws the cohort, by the scheme of the plan.
         rounds: Budget, mechanism and ledger; without privacy, the aggregation.
         training: Trains the cohort, clips client by client, and sums: by all processes.
-        watch: Refuses a plug-in whose state a private run would release.
+        watch: Refuses a plug-in whose state a checkpoint would not hold.
         notices: Says what a person must know.
         central: Shape (P,): the central parameters, moved in place.
     """

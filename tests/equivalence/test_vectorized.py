@@ -316,11 +316,11 @@ def test_out_of_memory_halves_the_slots_and_goes_on(monkeypatch: pytest.MonkeyPa
     theirs = trained(both.sequential, users, central)
     step, failed = VectorizedEngine._step, list[int]()
 
-    def full(self: VectorizedEngine, clients: Any, start: Any) -> None:
+    def full(self: VectorizedEngine, clients: Any) -> None:
         if len(clients) > 2 and len(failed) < 4 and clients[0].steps > 1:
             failed.append(len(clients))
             raise torch.OutOfMemoryError("as on a GPU")
-        step(self, clients, start)
+        step(self, clients)
 
     monkeypatch.setattr(VectorizedEngine, "_step", full)
     ours = trained(both.vectorized, users, central)

@@ -49,15 +49,13 @@ class StepGraphs:
         """
         tensors = _tensors(batch)
         shape = tuple(None if t is None else tuple(t.shape) for t in tensors)
-        if self._is_eager or shape not in self._recorded:
-            self._recorded[shape] = None
-            take(batch)
-            return
-        recorded = self._recorded[shape] or self._record(batch, take)
+        recorded = None
+        if shape in self._recorded and not self._is_eager:
+            recorded = self._recorded[shape] or self._record(batch, take)
+        self._recorded[shape] = recorded
         if recorded is None:
             take(batch)
             return
-        self._recorded[shape] = recorded
         for held, given in zip(_tensors(recorded.batch), tensors, strict=True):
             if held is not None and given is not None:
                 held.copy_(given)

@@ -189,7 +189,7 @@ class VectorizedEngine:
                 clients.append(client)
             if not clients:
                 return
-            self._step(clients, start)
+            self._step(clients)
             for slot in range(len(clients) - 1, -1, -1):
                 if clients[slot].batch is not None:
                     continue
@@ -244,7 +244,7 @@ class VectorizedEngine:
         if self._masks is not None:
             self._masks.move(source, target)
 
-    def _step(self, clients: Sequence[_Client], start: Sequence[Tensor]) -> None:
+    def _step(self, clients: Sequence[_Client]) -> None:
         """Take a step in each slot, and look up its next batch."""
         assert self._weights is not None
         exact = slots, rows = len(clients), max(client.size for client in clients)
@@ -256,7 +256,7 @@ class VectorizedEngine:
             tried = batch if exact == (slots, rows) else self._assemble(clients, *exact)
             check(self._program, self._model, self._forward, self._weights, tried)
             for slot in range(len(clients)):
-                self._weights.load(slot, start)
+                self._weights.load(slot, self._start)
             self._is_checked = True
         if self._graphs is None:
             self._take(batch)
