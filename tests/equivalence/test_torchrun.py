@@ -55,7 +55,7 @@ sys.exit(main())
 """
 # Training moves a buffer of the model, on all ranks: all refuse it, at about the same time.
 MOVING_BUFFER = """
-import sys, torch
+import os, sys, time, torch
 from pfl_bench.cli.main import main
 from tasks.digits import models
 
@@ -71,7 +71,10 @@ def build(options, facts):
     return model
 
 models.build = build
-sys.exit(main())
+code = main()
+# Rank 1 notices that the lead has gone before torchrun does.
+time.sleep(0.5 if os.environ["RANK"] == "0" else 0.0)
+sys.exit(code)
 """
 # Rank 1 announces a vector and does not send it.
 SILENT = """

@@ -50,8 +50,8 @@ def follow(group: WorkerGroup) -> None:
         except Exception as error:
             try:
                 group.fail(error)
-            except OSError:
-                # The lead has gone, which may be all that was wrong.
+            except (OSError, WorkerError):
+                # The lead has gone: of what it refused itself, or that was all that was wrong.
                 return
             if not isinstance(error, ValueError):
                 traceback.print_exc(file=sys.stderr)
