@@ -136,12 +136,11 @@ def _check_cells(view: LoadedView, row: ViewRow, plan: _Plan) -> None:
 
 
 def _with_the_views_cells(plan: _Plan, summary: dict[str, Any]) -> dict[str, Any]:
-    from pfl_bench.runs.published import compare_finished
+    from pfl_bench.runs.published import with_comparison
 
     if plan.row is None or not plan.row.expected:
         return summary
-    known = RunSummary.of(summary)
-    return {**summary, "expected": compare_finished(plan.resolved, known, plan.row.expected)}
+    return with_comparison(summary, plan.resolved, plan.row.expected)
 
 
 def _print(

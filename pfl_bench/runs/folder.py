@@ -24,9 +24,9 @@ from pfl_bench.files import (
     write_json,
 )
 from pfl_bench.runs.checkpoint import newest
-from pfl_bench.runs.published import compare_finished
+from pfl_bench.runs.published import with_comparison
 from pfl_bench.runs.rows import mark_edited
-from pfl_bench.types import ConfigError, RunFolderError, RunSummary
+from pfl_bench.types import ConfigError, RunFolderError
 from privacy.errors import LedgerError
 
 SUMMARY_VERSION = 1
@@ -172,14 +172,13 @@ class RunFolder:
     def _compared_anew(self, summary: dict[str, Any], resolved: ResolvedConfig) -> dict[str, Any]:
         """Compare a finished run with what the row publishes now, as today's rules have it."""
         try:
-            known = RunSummary.of(summary)
+            compared = with_comparison(summary, resolved)
         except RunFolderError as error:
             raise RunFolderError(f"{self.path / 'summary.json'}: {error}") from None
-        anew = summary | {"expected": to_json_value(compare_finished(resolved, known))}
-        compared = mark_edited(anew, read_yaml(self.path / "config.yaml"))
-        if compared != summary:
-            write_json(self.path / "summary.json", compared)
-        return compared
+        marked = mark_edited(to_json_value(compared), read_yaml(self.path / "config.yaml"))
+        if marked != summary:
+            write_json(self.path / "summary.json", marked)
+        return marked
 
     def record(self, resolved: ResolvedConfig) -> list[str]:
         """Write the configuration, which makes this the folder of that run.

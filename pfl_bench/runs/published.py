@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from pfl_bench.config.loading import ResolvedConfig
@@ -12,7 +13,7 @@ from pfl_bench.metrics import MetricDirections
 from pfl_bench.runs.divergence import describe_divergence
 from pfl_bench.runs.equivalence import Published
 from pfl_bench.runs.rows import judge, measured_value
-from pfl_bench.types import RunSummary, as_float
+from pfl_bench.types import ExpectedResult, RunSummary, as_float
 
 
 def best_over_rounds(
@@ -36,7 +37,7 @@ def best_over_rounds(
 
 def compare(
     config: RunConfig, summary: RunSummary, not_the_row: Sequence[str] = ()
-) -> list[dict[str, Any]]:
+) -> tuple[ExpectedResult, ...]:
     """Set measured numbers beside the published ones.
 
     Args:
@@ -45,57 +46,68 @@ def compare(
         not_the_row: How the run's configuration differs from the row that the numbers are of.
 
     Returns:
-        One entry an expected number, its verdict for this run alone: that of
+        One for each expected number, its verdict for this run alone: that of
         ``pfl_bench.runs.equivalence`` ("as measured before" where nobody published the number), or
-        "diverged", "not the row" or "not comparable", whose reason is in "why".
+        "diverged", "not the row" or "not comparable", whose reason is in ``why``.
     """
+    other = "; ".join((*not_the_row, *filter(None, [summary.departure])))
+    return tuple(_compare(expected, config, summary, other) for expected in config.expected)
+
+
+def _compare(
+    expected: Expected, config: RunConfig, summary: RunSummary, other: str
+) -> ExpectedResult:
+    """Compare one number; ``other`` says how the run is not the row's, empty if it is."""
     diverged = describe_divergence(summary.diverged)
-    rows = []
-    for expected in config.expected:
-        entry: dict[str, Any] = {
-            "metric": expected.metric,
-            "statistic": expected.statistic,
-            "published": expected.value,
-            "sd": expected.sd,
-            "seeds": expected.seeds,
-            "tolerance": expected.tolerance,
-            "source": expected.source,
-            "measured_here": expected.measured_here,
-            "chance": _chance(expected.metric, summary),
-        }
-        measured = measured_value(summary, expected.metric, expected.statistic)
-        other = "; ".join((*not_the_row, *filter(None, [summary.departure])))
-        why = other or _not_comparable(expected, config, summary)
-        if measured is None and not why:
-            why = "not measured in any round: the run has recorded no best value"
-        if diverged and not expected.diverged:
-            verdict, why = "diverged", "; ".join(filter(None, (diverged, why)))
-        elif other:
-            verdict = "not the row"
-        elif why or measured is None:
-            verdict = "not comparable"
-        else:
-            published = Published(
-                expected.value, expected.tolerance, expected.sd, expected.seeds, entry["chance"]
-            )
-            verdict, _ = judge([measured], published, expected.measured_here)
-        difference = None if measured is None else measured - expected.value
-        entry |= {"measured": measured, "difference": difference, "verdict": verdict, "why": why}
-        rows.append(entry)
-    return rows
+    measured = measured_value(summary, expected.metric, expected.statistic)
+    chance = _chance(expected.metric, summary)
+    why = other or _not_comparable(expected, config, summary)
+    if measured is None and not why:
+        why = "not measured in any round: the run has recorded no best value"
+    if diverged and not expected.diverged:
+        verdict, why = "diverged", "; ".join(filter(None, (diverged, why)))
+    elif other:
+        verdict = "not the row"
+    elif why or measured is None:
+        verdict = "not comparable"
+    else:
+        published = Published(
+            expected.value, expected.tolerance, expected.sd, expected.seeds, chance
+        )
+        verdict, _ = judge([measured], published, expected.measured_here)
+    return ExpectedResult(
+        metric=expected.metric,
+        statistic=expected.statistic,
+        published=expected.value,
+        sd=expected.sd,
+        seeds=expected.seeds,
+        tolerance=expected.tolerance,
+        source=expected.source,
+        measured_here=expected.measured_here,
+        chance=chance,
+        measured=measured,
+        difference=None if measured is None else measured - expected.value,
+        verdict=verdict,
+        why=why,
+    )
 
 
-def compare_finished(
-    resolved: ResolvedConfig, summary: RunSummary, expected: Sequence[Expected] | None = None
-) -> list[dict[str, Any]]:
-    """Compare a finished run as ``compare`` does, by today's rules, with today's published numbers.
+def with_comparison(
+    summary: dict[str, Any],
+    resolved: ResolvedConfig,
+    expected: Sequence[Expected] | None = None,
+) -> dict[str, Any]:
+    """Content of ``summary.json``, with its "expected" as ``compare`` finds it by today's rules.
 
-    ``expected`` is None for the row's own.
+    ``expected`` are the published numbers, None for the row's own. A summary that lacks a member is
+    a ``RunFolderError``.
     """
     config = resolved.config
     if expected is not None:
         config = config.model_copy(update={"expected": list(expected)})
-    return compare(config, summary, resolved.not_the_row)
+    known = RunSummary.of({"expected": (), **summary})
+    compared = compare(config, known, resolved.not_the_row)
+    return {**summary, "expected": list(map(asdict, compared))}
 
 
 def _not_comparable(expected: Expected, config: RunConfig, summary: RunSummary) -> str:

@@ -27,10 +27,10 @@ from pfl_bench.runs.events import Callbacks, RoundEnd, released_splits
 from pfl_bench.runs.folder import SUMMARY_VERSION, RunFolder
 from pfl_bench.runs.log import Notices, RunLog, headline_of
 from pfl_bench.runs.preparing import prepare
-from pfl_bench.runs.published import best_over_rounds, compare
+from pfl_bench.runs.published import best_over_rounds, with_comparison
 from pfl_bench.runs.stop import check_stop
 from pfl_bench.runs.trackers import Trackers, tracked_of
-from pfl_bench.types import RunFolderError, RunSummary, WorkerError, WorkerGroup
+from pfl_bench.types import RunFolderError, WorkerError, WorkerGroup
 from pfl_bench.types.results import CANARIES_IN_SUMMARY, STEP_NAMES
 from privacy.errors import BudgetExceededError
 from privacy.plan.plan import tensor_digest
@@ -339,5 +339,4 @@ class _Run:
             },
             "seconds": round(seconds, 3),
         }
-        known = RunSummary.of({**summary, "expected": ()})
-        return summary | {"expected": compare(self._config, known, self._resolved.not_the_row)}
+        return with_comparison(summary, self._resolved)

@@ -32,6 +32,7 @@ class ExpectedResult:
         tolerance: Largest absolute difference that does not matter.
         measured_here: Whether the published value is one of this toolkit.
         chance: What guessing gives.
+        difference: Measured less published.
         verdict: Of this run alone; empty for a run that is not finished.
         why: Reason of the verdict.
     """
@@ -46,13 +47,14 @@ class ExpectedResult:
     measured_here: bool
     chance: float | None
     measured: float | None
+    difference: float | None
     verdict: str
     why: str
 
     @classmethod
     def of(cls, entry: Mapping[str, Any]) -> ExpectedResult:
         """Read an entry of "expected"; what older runs did not write has its default."""
-        numbers = ("published", "sd", "tolerance", "chance", "measured")
+        numbers = ("published", "sd", "tolerance", "chance", "measured", "difference")
         return cls(
             metric=str(entry["metric"]),
             statistic=str(entry.get("statistic", "last")),

@@ -152,7 +152,7 @@ def check_summary(row: Path, resolved: ResolvedConfig, summary: dict[str, Any]) 
     assert 0 <= summary["metrics"][f"{splits[0]}/{family}"] <= 1
     # What is published must be measured, whatever the data.
     expected = compare(resolved.config, RunSummary.of(summary))
-    assert all(entry["measured"] is not None for entry in expected)
+    assert all(entry.measured is not None for entry in expected)
     assert {entry.metric for entry in VIEWED.get(row, ())} <= set(summary["metrics"])
 
 

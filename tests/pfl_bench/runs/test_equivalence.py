@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +127,7 @@ def run_of(seed: int, accuracy: float, **more: Any) -> dict[str, Any]:
         "best": {"test/accuracy": {"value": accuracy + 0.1, "round": 2}},
     }  # fmt: skip
     known = RunSummary.of({**summary, "expected": []})
-    return summary | {"expected": compare(config, known)}
+    return summary | {"expected": list(map(asdict, compare(config, known)))}
 
 
 def test_the_table_says_what_would_decide_and_what_is_published() -> None:
@@ -226,8 +227,8 @@ def test_a_run_that_recorded_no_best_is_not_comparable() -> None:
     named = {"name": "row", "setting": "federated", "variant": "digits", "seed": 0}
     measured = {**named, "metrics": {"test/accuracy": 0.7}, "expected": []}
     (compared,) = compare(config, RunSummary.of(measured))
-    assert compared["verdict"] == "not comparable"
-    assert "recorded no best value" in compared["why"]
+    assert compared.verdict == "not comparable"
+    assert "recorded no best value" in compared.why
 
 
 def test_a_view_refuses_the_best_of_a_split_that_no_round_evaluates() -> None:

@@ -296,14 +296,14 @@ def test_expected_numbers_get_a_verdict() -> None:
     named = {"name": "row", "setting": "federated", "variant": "digits", "seed": 0}
     measured = {**named, "metrics": {"test/accuracy": 0.9}, "expected": []}
     rows = compare(config, RunSummary.of({**measured, "data": data}))
-    verdicts = [row["verdict"] for row in rows]
+    verdicts = [row.verdict for row in rows]
     other = "not comparable"
     of_data = ["reproduced", other, "reproduced", other]
     assert verdicts == ["reproduced", "differs", other, other, *of_data]
-    assert "split by user" in rows[5]["why"]
-    assert "the data have 60 training users; the published number is of 67" in rows[7]["why"]
+    assert "split by user" in rows[5].why
+    assert "the data have 60 training users; the published number is of 67" in rows[7].why
     older = compare(config, RunSummary.of({**measured, "data": {"split_by": "user"}}))
-    assert [row["verdict"] for row in older[6:]] == [other, other]
+    assert [row.verdict for row in older[6:]] == [other, other]
 
 
 def test_a_run_says_of_how_many_users_it_is(tmp_path: Path) -> None:
