@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # QMNIST-836: user-level privacy on real writers. From the public mirrors, or MNIST's and QMNIST's files in DIR (--source DIR, first),
-# to both tables, their report and the leaderboard with an audit of each private run. Makes mnist.h5 and mnist-scattering.h5 in the
+# to both tables, their report and the leaderboard with an audit of each private run. Makes mnist.h5 and mnist-deskewed-scattering.h5 in the
 # checkout when they are missing. All other arguments are those of `pfl-bench table`, such as --seeds 5 or --jobs 1. Finished runs are
 # not run again, interrupted ones resume.
 set -euo pipefail
@@ -13,11 +13,11 @@ fi
 cd "$(dirname "$0")/.."
 source scripts/environment.sh
 ensure_environment "."
-if [ ! -e mnist.h5 ] || [ ! -e mnist-scattering.h5 ]; then
+if [ ! -e mnist.h5 ] || [ ! -e mnist-deskewed-scattering.h5 ]; then
     [ -n "$source" ] || { source=data/mnist && .venv/bin/pfl-bench data download mnist --out "$source"; }
 fi
 [ -e mnist.h5 ] || .venv/bin/pfl-bench data prepare mnist --source "$source" --out mnist.h5
-[ -e mnist-scattering.h5 ] || .venv/bin/pfl-bench data prepare mnist features=scattering --source "$source" --out mnist-scattering.h5
+[ -e mnist-deskewed-scattering.h5 ] || .venv/bin/pfl-bench data prepare mnist deskew=true features=scattering --source "$source" --out mnist-deskewed-scattering.h5
 for table in table1 mechanisms; do
     .venv/bin/pfl-bench table configs/qmnist_836/$table --out runs/qmnist_836/$table "$@"
 done

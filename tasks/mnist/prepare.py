@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from tasks.common.idx import (
 )
 from tasks.common.images.store import About, FeatureOptions, Images, featured, write_images
 from tasks.common.progress import Progress
+from tasks.mnist.deskewing import deskewed
 
 FILES = (*MNIST_FILES, *LABEL_FILES)
 FILES_NOTE = (
@@ -36,7 +38,13 @@ _LABELS = {"train": TRAIN_LABELS, "test": TEST_LABELS}
 
 
 class Options(FeatureOptions):
-    """Options of preparing MNIST: which features of images."""
+    """Options of preparing MNIST: which features of images.
+
+    Attributes:
+        deskew: Whether to take the slant out of each digit first (``tasks.mnist.deskewing``).
+    """
+
+    deskew: bool = False
 
 
 def prepare(source: Path, out: Path, options: Options, progress: Progress) -> dict[str, Any]:
@@ -63,6 +71,11 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
     variant, name = "mnist", "MNIST as published"
     if not are_published(splits, _DIGESTS):
         variant, name = "mnist-other", "other data in files of MNIST's names"
+    if options.deskew:
+        variant, told = f"{variant}-deskewed", f"{told}, without slant"
+        for done, (split, images) in enumerate(splits.items(), start=1):
+            splits[split] = replace(images, inputs=deskewed(images.inputs))
+            progress("taking out the slant (splits)", done, len(splits))
     about = About("mnist", variant, f"{name}{told}", [*"0123456789"], counts)
     return write_images(Path(out), *featured(about, splits, options, progress))
 

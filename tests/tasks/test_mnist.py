@@ -13,6 +13,7 @@ from pfl_bench.types import DataError
 from tasks.common.idx import read_split
 from tasks.fashion_mnist import prepare as fashion
 from tasks.mnist import prepare as mnist
+from tasks.mnist.deskewing import deskewed
 from tests.tasks.femnist_files import REAL_DATA, silent, write_idx
 
 TRAIN, TEST = "train-images-idx3-ubyte", "t10k-images-idx3-ubyte"
@@ -148,3 +149,54 @@ def test_what_is_downloaded_is_what_is_read(whole: Path) -> None:
     assert {file.name for file in mnist.FILES} == {f"{path.name}.gz" for path in whole.iterdir()}
     assert {file.name for file in fashion.FILES} == {file.name for file in mnist.FILES[:4]}
     assert not {file.digest for file in fashion.FILES} & {file.digest for file in mnist.FILES}
+
+
+def bar(shear: float, half: int = 9) -> np.ndarray:
+    """A bar, 3 columns wide, whose lines move by ``shear`` columns each; shape (28, 28)."""
+    image = np.zeros((28, 28), np.uint8)
+    for row in range(13 - half, 14 + half):
+        middle = 13 + round(shear * (row - 13))
+        image[row, middle - 1 : middle + 2] = 200
+    return image
+
+
+def slant(image: np.ndarray) -> float:
+    """Columns by which the ink moves from a line to the next."""
+    rows, columns = np.nonzero(image)
+    weights = image[rows, columns].astype(float)
+    rows = rows - np.average(rows, weights=weights)
+    return float((weights * rows * columns).sum() / (weights * rows**2).sum())
+
+
+def test_deskewing_takes_the_slant_out_and_leaves_the_rest() -> None:
+    images = np.stack([bar(0.0), bar(0.4), bar(-0.7), np.zeros((28, 28), np.uint8), bar(0.0).T])
+    assert slant(images[1]) == pytest.approx(0.4, abs=0.02)
+    assert slant(images[2]) == pytest.approx(-0.7, abs=0.02)
+    made = deskewed(images)
+    assert made.dtype == np.uint8
+    # An upright bar, and what is symmetric, only come to the middle: half a pixel.
+    assert (
+        np.abs(made[[0, 4]].sum((1, 2), dtype=int) - images[[0, 4]].sum((1, 2), dtype=int)).max()
+        < 60
+    )
+    for upright in made[[0, 1, 2]]:
+        assert abs(slant(upright)) < 0.02
+        rows, columns = np.nonzero(upright)
+        weights = upright[rows, columns]
+        assert np.average(rows, weights=weights) == pytest.approx(13.5, abs=0.05)
+        assert np.average(columns, weights=weights) == pytest.approx(13.5, abs=0.05)
+        # As narrow as before, but for what linear interpolation smears.
+        assert (upright.sum(0, dtype=int) > 400).sum() <= 6
+    assert not made[3].any()
+
+
+def test_a_store_without_slant_says_so(whole: Path, tmp_path: Path) -> None:
+    out = tmp_path / "deskewed.h5"
+    mnist.prepare(whole, out, mnist.Options(deskew=True), silent)
+    images = read_split(whole, "test").inputs
+    with Store(out) as store:
+        assert store.facts.variant == "mnist-other-deskewed"
+        assert store.facts.source.endswith("with QMNIST's writers, without slant")
+        held = store.split("test").read("inputs", 0, 300)
+    np.testing.assert_array_equal(held, deskewed(images[:300]))
+    assert (held != images[:300]).any()
