@@ -10,7 +10,7 @@ from typing import Any
 
 from pfl_bench.cli import run_many
 from pfl_bench.cli.main import EXIT_DONE, EXIT_FAILED
-from pfl_bench.cli.speech import say
+from pfl_bench.cli.speech import say, write
 from pfl_bench.config.bundled_rows import locate_row
 from pfl_bench.types import ConfigError
 
@@ -39,8 +39,8 @@ def main(arguments: argparse.Namespace) -> int:
         return batch.exit_code()
     found = attack(arguments.kind, row, plans, out, arguments.confidence)
     roc_picture(found).save(out / arguments.kind)
-    print("\n".join(_lines(found)))
-    print(f"figure: {out / arguments.kind}.svg; numbers: {out / 'attack.json'}")
+    write("\n".join(_lines(found)))
+    write(f"figure: {out / arguments.kind}.svg; numbers: {out / 'attack.json'}")
     return EXIT_FAILED if found["verdict"]["refuted"] else EXIT_DONE
 
 
@@ -80,10 +80,10 @@ def _invert(source: Path, out: Path, arguments: argparse.Namespace) -> int:
     out.mkdir(parents=True, exist_ok=True)
     save_picture(inverted, out / "gradient.png")
     write_json(out / "gradient.json", to_json_dict(inverted))
-    print(f"Inversion of the update of user {inverted.user}: {len(inverted.originals)} examples")
+    write(f"Inversion of the update of user {inverted.user}: {len(inverted.originals)} examples")
     for name, one in inverted.found.items():
-        print(f"  from {name:24} PSNR {one.psnr:6.2f} dB  MSE {one.mse:.5f}")
-    print(f"picture: {out / 'gradient.png'}; numbers: {out / 'gradient.json'}")
+        write(f"  from {name:24} PSNR {one.psnr:6.2f} dB  MSE {one.mse:.5f}")
+    write(f"picture: {out / 'gradient.png'}; numbers: {out / 'gradient.json'}")
     return EXIT_DONE
 
 

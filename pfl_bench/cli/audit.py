@@ -10,8 +10,7 @@ from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
 
-from pfl_bench.cli.speech import answer, say
-from pfl_bench.config.terminal_text import visible
+from pfl_bench.cli.speech import answer, say, write
 from pfl_bench.files import to_json_value
 from pfl_bench.runs.audit import RunAudit, audit_run
 from pfl_bench.types import ConfigError
@@ -37,7 +36,7 @@ def main(arguments: argparse.Namespace) -> int:
     if arguments.json:
         answer(json.dumps(to_json_value(done.to_json_dict()), allow_nan=False))
     else:
-        print(visible("\n".join(_lines(Path(arguments.run), done))))
+        write("\n".join(_lines(Path(arguments.run), done)))
     return 0 if done.verdict == "passed" else 1
 
 
@@ -53,9 +52,9 @@ def _watch(arguments: argparse.Namespace) -> int:
     if arguments.json:
         answer(json.dumps(to_json_value(found), allow_nan=False))
     elif seen.violation:
-        print(f"STOPPED after round {seen.rounds}: {seen.violation}")
+        write(f"STOPPED after round {seen.rounds}: {seen.violation}")
     else:
-        print(f"no violation in {seen.rounds} rounds; pfl-bench audit judges the finished run")
+        write(f"no violation in {seen.rounds} rounds; pfl-bench audit judges the finished run")
     return 1 if seen.violation else 0
 
 

@@ -22,7 +22,7 @@ from pydantic import BaseModel
 
 from pfl_bench import plugins
 from pfl_bench.cli.plugin_checks import SkippedError, module_checks
-from pfl_bench.cli.speech import answer
+from pfl_bench.cli.speech import answer, write
 from pfl_bench.config.loading import ResolvedConfig, load_config
 from pfl_bench.config.row_files import rows_below
 from pfl_bench.config.schema import TRAINERS
@@ -69,14 +69,14 @@ def main(arguments: argparse.Namespace) -> int:
     for checked in check_folder(arguments.folder):
         found.append(checked)
         if not arguments.json:
-            print(f"{checked.outcome:7}  {checked.subject}: {checked.check}: {checked.evidence}")
+            write(f"{checked.outcome:7}  {checked.subject}: {checked.check}: {checked.evidence}")
     outcomes = [checked.outcome for checked in found]
     failed = "failed" in outcomes
     if arguments.json:
         checks = [asdict(checked) for checked in found]
         answer(json.dumps({"verdict": "failed" if failed else "passed", "checks": checks}))
     else:
-        print(", ".join(f"{outcomes.count(one)} {one}" for one in get_args(Outcome)))
+        write(", ".join(f"{outcomes.count(one)} {one}" for one in get_args(Outcome)))
     return 1 if failed else 0
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from rich.progress import Progress, TaskID
 
 from pfl_bench import plugins
-from pfl_bench.cli.speech import answer, print_table
+from pfl_bench.cli.speech import answer, print_table, say, write
 from pfl_bench.cli.targets import check_new
 from pfl_bench.config.loading import validate_options
 from pfl_bench.types import ConfigError, DataError, HubDataset, RemoteFile
@@ -48,7 +48,7 @@ def _prepare(arguments: argparse.Namespace) -> int:
     with _progress_shown() as progress:
         facts = module.prepare(source, out, options, progress)
     _print_facts(facts)
-    print(f"store: {out}", file=sys.stderr)
+    say(f"store: {out}")
     return 0
 
 
@@ -110,15 +110,12 @@ def _fetch(
         with _progress_shown() as progress:
             paths = fetch(target, progress, advice)
     except KeyboardInterrupt:
-        print(
-            f"What has come is kept in {target}: the same command goes on from there.",
-            file=sys.stderr,
-        )
+        say(f"What has come is kept in {target}: the same command goes on from there.")
         raise
-    print(f"downloaded and verified: {len(paths)} files in {target}", file=sys.stderr)
-    print(note)
+    say(f"downloaded and verified: {len(paths)} files in {target}")
+    write(note)
     source = shlex.quote(str(target))
-    print(f"next: pfl-bench data prepare {task} --source {source} --out {task}.h5")
+    write(f"next: pfl-bench data prepare {task} --source {source} --out {task}.h5")
     return 0
 
 
@@ -135,7 +132,7 @@ def _generate(arguments: argparse.Namespace) -> int:
         return 0
     given = "".join(f" {text}" for text in options_given)
     prepare = f"pfl-bench data prepare {arguments.task} --source {shlex.quote(str(out))}"
-    print(f"next: {prepare} --out {arguments.task}-mini.h5{given}")
+    write(f"next: {prepare} --out {arguments.task}-mini.h5{given}")
     return 0
 
 
@@ -165,7 +162,7 @@ def _stats(arguments: argparse.Namespace) -> int:
         statistics["plots"] = _plot(statistics, module, folder)
     answer(json.dumps(statistics) if arguments.json else text)
     for path in statistics.get("plots", ()):
-        print(f"plot: {path}", file=sys.stderr)
+        say(f"plot: {path}")
     return 0
 
 
@@ -251,14 +248,14 @@ def _traces(arguments: argparse.Namespace) -> int:
     else:
         _print_facts(facts)
     if out is not None:
-        print(f"devices: {out}", file=sys.stderr)
+        say(f"devices: {out}")
     return 0
 
 
 def _print_facts(facts: dict[str, Any]) -> None:
     for key, value in facts.items():
         shown = json.dumps(value) if isinstance(value, (dict, list)) else value
-        print(f"{key}: {shown}")
+        write(f"{key}: {shown}")
 
 
 @contextlib.contextmanager
@@ -280,7 +277,7 @@ def _progress_shown() -> Iterator[Callable[[str, int, int | None], None]]:
         elif time.monotonic() - last > 10.0:
             last = time.monotonic()
             of = "" if total is None else f"/{total}"
-            print(f"{what}: {done}{of}", file=sys.stderr, flush=True)
+            say(f"{what}: {done}{of}")
 
     with bars or contextlib.nullcontext():
         yield show

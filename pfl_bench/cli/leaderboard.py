@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 from pfl_bench.cli.main import explain
-from pfl_bench.cli.speech import answer, print_table, say
+from pfl_bench.cli.speech import answer, print_table, say, write
 from pfl_bench.cli.targets import check_new
-from pfl_bench.config.terminal_text import visible
 from pfl_bench.files import read_json
 from pfl_bench.report.leaderboard import write_leaderboard
 from pfl_bench.report.run_folder import RunRecord, each_once, read_runs, runs_below
@@ -34,9 +32,9 @@ def main(arguments: argparse.Namespace) -> int:
     if arguments.json:
         answer(json.dumps(read_json(data_out), allow_nan=False))
     for board in () if arguments.json else shown:
-        print(visible(f"\n{board.title} ({board.about})\n"))
+        write(f"\n{board.title} ({board.about})\n")
         print_table(board.table)
-    print(f"\nleaderboard: {out.resolve()}\ndata: {data_out.resolve()}", file=sys.stderr)
+    say(f"\nleaderboard: {out.resolve()}\ndata: {data_out.resolve()}")
     return 0 if len(runs) == len(found) else 1
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from pfl_bench import plugins
 from pfl_bench.cli.plugin_errors import error_place
-from pfl_bench.cli.speech import answer, say
+from pfl_bench.cli.speech import answer, say, write
 from pfl_bench.config.bundled_rows import bundled_configs, locate, locate_row
 from pfl_bench.config.row_files import kind_of, rows_below
 from pfl_bench.config.yaml_text import read_yaml
@@ -63,7 +63,7 @@ def main(arguments: argparse.Namespace) -> int:
         text = entry["text"]
         if sys.stdout.isatty():
             text = textwrap.shorten(text, max(20, columns - width - 2), placeholder="...")
-        print(f"{entry['name']:{width}}  {text}".rstrip())
+        write(f"{entry['name']:{width}}  {text}".rstrip())
     return 1 if refused else 0
 
 
@@ -151,5 +151,5 @@ def _copy(arguments: argparse.Namespace) -> int:
     if first.startswith("# pfl-bench run "):
         text = f"# {command}\n{rest}"
     write_atomically(target, text)
-    print(command)
+    write(command)
     return 0

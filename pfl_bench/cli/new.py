@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import keyword
 import re
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from pfl_bench import plugins
+from pfl_bench.cli.speech import say, write
 from pfl_bench.files import write_atomically
 from pfl_bench.types import ConfigError
 
@@ -89,12 +89,12 @@ def main(arguments: argparse.Namespace) -> int:
         if not (home / path).exists():
             (home / path).parent.mkdir(parents=True, exist_ok=True)
             write_atomically(home / path, text)
-            print(home / path, file=sys.stderr)
+            say(str(home / path))
     if "pyproject.toml" in kept:
-        print(f"{home / 'pyproject.toml'} is kept. For an installed package, add there:")
-        print(_entry_points(kind, name, package))
-    print(f"pfl-bench check-plugin {home}")
-    print(f"pfl-bench run {home / 'rows' / f'{name}.yaml'}")
+        write(f"{home / 'pyproject.toml'} is kept. For an installed package, add there:")
+        write(_entry_points(kind, name, package))
+    write(f"pfl-bench check-plugin {home}")
+    write(f"pfl-bench run {home / 'rows' / f'{name}.yaml'}")
     return 0
 
 

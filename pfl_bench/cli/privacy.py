@@ -131,15 +131,15 @@ def _print(
         return
     for key, value in answer.items():
         if key in ("simulated", "actual"):
-            print(f"{f'epsilon ({key})':22} {_setting(value)}")
+            speech.write(f"{f'epsilon ({key})':22} {_setting(value)}")
         elif key == "beyond" and value is not None:
             (name, number), (_, epsilon) = value.items()
             over = f"{name} {_text(name, number)} has epsilon {_text('epsilon', epsilon)}"
-            print(f"{'beyond':22} {over}")
+            speech.write(f"{'beyond':22} {over}")
         elif key not in ("explanation", "beyond"):
-            print(f"{key:22} {_text(key, value)}")
+            speech.write(f"{key:22} {_text(key, value)}")
     if told is not None:
-        print(f"\n{told}")
+        speech.write(f"\n{told}")
 
 
 def _text(key: str, value: Any) -> str:

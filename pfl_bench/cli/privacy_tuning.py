@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pfl_bench.cli import privacy_settings as shared
-from pfl_bench.cli.speech import answer, print_table
+from pfl_bench.cli.speech import answer, print_table, write
 from pfl_bench.types import ConfigError
 from privacy.accountant import compose_epsilon
 from privacy.amplification import Composition, Participation
@@ -190,7 +190,7 @@ def _print(question: _Question, answers: list[dict[str, Any]]) -> None:
 
     for label, side in question.sides.items():
         users = side.participation
-        print(
+        write(
             f"{label}: {users.cohort_size:g} of {users.population_size} a round "
             f"(q = {users.sampling_probability:.4g}), {question.rounds} rounds, delta "
             f"{small(side.delta or 0.0, 4)}, unit {question.unit}, accountant rdp"
@@ -201,7 +201,7 @@ def _print(question: _Question, answers: list[dict[str, Any]]) -> None:
     headings += [f"epsilon of the selection ({label})" for label in labels]
     lines = [list(_cells(answer, labels)) for answer in answers]
     print_table(Table.of(headings, lines), None)
-    print(f"\n{COVERS}")
+    write(f"\n{COVERS}")
 
 
 def _cells(answer: dict[str, Any], labels: tuple[str, ...]) -> Iterator[str]:

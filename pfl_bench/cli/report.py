@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from pfl_bench.cli.speech import say
@@ -25,6 +24,6 @@ def main(arguments: argparse.Namespace) -> int:
     runs = read_runs(folders, say)
     page = write_page(runs, out, save_to=figures)
     if figures is not None:
-        print(f"figures: {figures}", file=sys.stderr)
-    print(f"report: {page}", file=sys.stderr)
+        say(f"figures: {figures}")
+    say(f"report: {page}")
     return 0 if len(runs) == len(folders) else 1

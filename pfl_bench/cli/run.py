@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from pfl_bench.cli.main import EXIT_DONE, EXIT_FAILED
-from pfl_bench.cli.speech import answer, print_table, print_text, say
+from pfl_bench.cli.speech import answer, print_table, print_text, say, write
 from pfl_bench.config.bundled_rows import locate_row
 from pfl_bench.config.loading import ResolvedConfig, load_config
-from pfl_bench.config.terminal_text import visible
 from pfl_bench.federated.workers.launched import is_launched, is_restarted
 from pfl_bench.types import ConfigError, WorkerGroup
 
@@ -94,9 +93,9 @@ def _dry_run(resolved: ResolvedConfig, out: Path, resume: bool) -> int:
     if statement is not None and statement.unit != "none":
         lines += epsilon_lines(statement.simulated, statement.actual)
     lines += notice_lines((*shown.notices, *(f"not the row: {d}" for d in resolved.not_the_row)))
-    print(visible("\n".join(lines)))
-    print(f"  memory: {shown.peak_bytes / 1e6:,.0f} MB with all of it built, before training")
-    print("checked up to the first round; nothing was written")
+    write("\n".join(lines))
+    write(f"  memory: {shown.peak_bytes / 1e6:,.0f} MB with all of it built, before training")
+    write("checked up to the first round; nothing was written")
     return EXIT_DONE
 
 

@@ -19,7 +19,7 @@ from pfl_bench.cli.preview_text import (
     time_lines,
     wrapped,
 )
-from pfl_bench.cli.speech import answer
+from pfl_bench.cli.speech import answer, write
 from pfl_bench.config.bundled_rows import locate_row
 from pfl_bench.config.loading import ResolvedConfig, load_config
 from pfl_bench.config.schema import RunConfig
@@ -40,13 +40,13 @@ def main(arguments: argparse.Namespace) -> int:
     if arguments.json:
         answer(json.dumps(found.to_json_dict(), allow_nan=False))
         return 0
-    print("\n".join(_head(found.path, found.resolved, arguments.all, arguments.overrides)))
+    write("\n".join(_head(found.path, found.resolved, arguments.all, arguments.overrides)))
     if found.preview is None:
-        print("\n".join(_without_data(found.resolved, found.lacking or "")))
+        write("\n".join(_without_data(found.resolved, found.lacking or "")))
     else:
-        print("\n".join(_with_data(found.preview)))
+        write("\n".join(_with_data(found.preview)))
         if not arguments.no_estimate:
-            print("\n".join(time_lines(found.estimate, found.why)))
+            write("\n".join(time_lines(found.estimate, found.why)))
     return 0
 
 

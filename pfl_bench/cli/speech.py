@@ -62,7 +62,12 @@ def told(arguments: argparse.Namespace) -> Iterator[io.StringIO]:
 
 def answer(text: str) -> None:
     """Print what a command was asked for to standard output."""
-    print(text, file=_ANSWERS.get())
+    write(text, _ANSWERS.get())
+
+
+def write(text: str, file: TextIO | None = None) -> None:
+    """Print text as it is, but for characters that steer a terminal; None for standard output."""
+    print(visible(text), file=file)
 
 
 def announce(arguments: argparse.Namespace) -> None:

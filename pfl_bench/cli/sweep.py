@@ -12,12 +12,11 @@ from typing import Any, TextIO
 
 from pfl_bench.cli import run_many
 from pfl_bench.cli.main import EXIT_DONE
-from pfl_bench.cli.speech import say
+from pfl_bench.cli.speech import say, write
 from pfl_bench.cli.sweep_optuna import Proposals
 from pfl_bench.cli.sweep_results import Result, command_of, result_of, table_of
 from pfl_bench.config.bundled_rows import locate
 from pfl_bench.config.sweeps import Combination, LoadedSweep, load_sweep
-from pfl_bench.config.terminal_text import visible
 from pfl_bench.files import write_json
 from pfl_bench.metrics import lower_is_better
 from pfl_bench.runs.selection import (
@@ -79,7 +78,7 @@ def run_sweep(sweep: LoadedSweep, arguments: argparse.Namespace, out: Path) -> R
     if ran.results:
         run_many.save_table(out, table_of(sweep, ran.results), arguments, str(arguments.sweep))
         words = [_words(sweep, ran, out), *_price(sweep, ran.runs, out)]
-        print(visible("\n" + "\n\n".join(words)), file=_stream(arguments))
+        write("\n" + "\n\n".join(words), _stream(arguments))
     return ran
 
 
@@ -229,10 +228,10 @@ def run_selection(sweep: LoadedSweep, arguments: argparse.Namespace, out: Path) 
     say(f"{sweep.path}: {len(trials)} trials of {len(sweep.combinations)} points")
     stream = _stream(arguments)
     if not trials:
-        print(
+        write(
             "The number of trials was drawn, and is 0: nothing is trained or released. The price "
             f"counts on that. {_selection_price(record)}",
-            file=stream,
+            stream,
         )
         return EXIT_DONE
     plans = [(out / trial.slug, trial.resolved) for trial in trials]
@@ -255,7 +254,7 @@ def run_selection(sweep: LoadedSweep, arguments: argparse.Namespace, out: Path) 
     else:
         record_choice(record, trials, chosen, results[chosen].value, out)
         words = _selection_words(sweep, record, trials[chosen], out)
-    print(visible("\n" + "\n\n".join(words)), file=stream)
+    write("\n" + "\n\n".join(words), stream)
     return batch.exit_code()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from pfl_bench.cli import speech
 from pfl_bench.cli.main import main
 
 CLEAR = "\x1b[2J"
@@ -59,3 +61,31 @@ def test_a_finished_run_s_metrics_and_a_row_s_name_are_written_out(
     row.write_text(yaml.safe_dump(yaml.safe_load(row.read_text()) | {"name": CLEAR}))
     assert main(["run", str(row), "--out", str(tmp_path / "other")]) == 2
     printed(capsys)
+
+
+def test_show_and_data_write_names_out(
+    config_file: Callable[..., Path], tmp_path: Path, capsys: Capture
+) -> None:
+    row = config_file("federated")
+    strange = row.rename(tmp_path / f"row{CLEAR}.yaml")
+    assert main(["show", str(strange)]) == 0
+    printed(capsys)
+    assert main(["data", "generate", "amazon_review", "--out", str(tmp_path / f"raw{CLEAR}")]) == 0
+    printed(capsys)
+
+
+# What they print comes from this package or argparse alone.
+OWN_WORDS = ("speech.py", "completion.py", "main.py")
+
+
+def test_commands_print_by_functions_that_write_names_out() -> None:
+    found = []
+    for path in sorted(Path(speech.__file__).parent.glob("*.py")):
+        names = [
+            node.func
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        ]
+        if path.name not in OWN_WORDS:
+            found += [f"{path.name}:{name.lineno}" for name in names if name.id == "print"]
+    assert not found, f"print by say, write, print_text or print_table of cli/speech.py: {found}"
