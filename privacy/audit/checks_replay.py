@@ -120,6 +120,10 @@ def _hold_parts(record: SeedRecord, found: Finding) -> list[str]:
             )
         else:
             found.problems.append(f"the seed was derived from another {what} than is there")
+    found.add(
+        not record.covers_code and parts.get("code") == record.today.get("code"),
+        "the digest of the code is not that of all files: runs of other code can share its noise",
+    )
     if record.engine and not str(parts.get("engine")).startswith(record.engine):
         found.problems.append(
             f"the seed was derived for the engine {parts.get('engine')!r}, but environment.json "

@@ -48,6 +48,14 @@ def check_statement(evidence: Evidence, inputs: AuditInputs) -> Finding:
             unknown.append(path)
         else:
             found.problems.append(f"{path} is {_short(before)}, but comes to {_short(now)}")
+    best = None if inputs.metrics is None else inputs.metrics.best
+    notes = str(stated.get("notes"))
+    nonce = None if isinstance(record, str) else record.nonce
+    for what, said in (
+        ("metric that selects the model", best and best[0]),
+        ("nonce that pins the noise", nonce),
+    ):
+        found.add(said is not None and str(said) not in notes, f"no note says the {what}: {said}")
     if unknown and not found.problems:
         raise IncompleteError(f"{', '.join(unknown)} would be stated otherwise, {other}")
     return found.seen(f"{len(rebuilt.statement)} fields computed anew")

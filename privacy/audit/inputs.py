@@ -130,6 +130,7 @@ class SeedRecord:
     # The same parts of the configuration, the data, the model, code and machine as they are now; in
     # words, why they are not known.
     today: Mapping[str, Any] | str
+    covers_code: bool = True  # whether the digest of today's code is of all of its files
 
     @property
     def value(self) -> int | None:

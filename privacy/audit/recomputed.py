@@ -196,6 +196,12 @@ def _clients(
     trained = [one.trained for one in finite if one.trained is not None]
     clipped, near = sum(one.norm > made.bound for one in finite), undecided(made, relative)
     yield from recorded_number("clipping bound", line, "clip_norm", made.bound, _EXACT * made.bound)
+    most = allowed.each * allowed.rounds * max((one.norm for one in finite), default=0.0)
+    if made.again > most:
+        yield (
+            f"the update of user {made.users[0]}, computed once more after the others', is off by "
+            f"{made.again:.3g}: what a client sends hangs on those before it"
+        )
     if allowed.relative >= 1.0:
         return
     yield from recorded_number("contributions", line, "num_contributions", len(finite))
@@ -206,12 +212,6 @@ def _clients(
         yield from recorded_number(whose, line, "largest_norm", largest.norm, off * largest.norm)
         what = "largest norm of a clipped update"
         yield from recorded_number(what, line, "largest_clipped_norm", most, off * most)
-    most = allowed.each * allowed.rounds * max((one.norm for one in finite), default=0.0)
-    if made.again > most:
-        yield (
-            f"the update of user {made.users[0]}, computed once more after the others', is off by "
-            f"{made.again:.3g}: what a client sends hangs on those before it"
-        )
     if trained:
         loss = math.fsum(one.loss for one in trained) / len(trained)
         off = (4.0 * relative + 1e-5) * abs(loss)

@@ -140,7 +140,9 @@ def recompute(
         user = int(users[0])
         correction = rule.correction(user)
         trained = train(rule.learner, central, user, number, local_rate, correction, go_on)
-        made.again = float((rule.send(user, trained, number) - first).double().norm())
+        last = rule.send(user, trained, number)
+        # One that is not finite is compared too: infinity less itself is no number.
+        made.again = float((last.nan_to_num().double() - first.nan_to_num().double()).norm())
     if rule.canaries is not None:
         turn = (number, o.separation, most, chance)
         sent = cohort.canaries(rule.canaries, rule.seed, turn, len(central), made.bound)

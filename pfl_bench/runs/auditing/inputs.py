@@ -22,6 +22,7 @@ from pfl_bench.federated.parts import build_algorithm
 from pfl_bench.files import read_json, read_metrics
 from pfl_bench.metrics import lower_is_better
 from pfl_bench.runs.audit_file import LEDGER_FILE
+from pfl_bench.runs.auditing import seeds
 from pfl_bench.runs.auditing.opened import OpenedRun, rebuild
 from pfl_bench.runs.auditing.replay import make_replay
 from pfl_bench.runs.base_plan import compose_of, configured_of
@@ -100,7 +101,7 @@ def _read_seed(run: OpenedRun, saved: int | None) -> SeedRecord:
     nonce = None if resolved.config.privacy is None else resolved.config.privacy.nonce
     values = {"environment.json": _number(run.recorded("private_seed", "value"))}
     if isinstance(parts, Mapping):
-        values["its parts"] = private_seed.value_of(resolved.config.seed, nonce, parts)
+        values["its parts"] = seeds.value_of(resolved.config.seed, nonce, parts)
     values["the checkpoint"] = saved
     return SeedRecord(
         values={where: value for where, value in values.items() if value is not None},
@@ -109,6 +110,7 @@ def _read_seed(run: OpenedRun, saved: int | None) -> SeedRecord:
         parts=parts if isinstance(parts, Mapping) else None,
         engine=str(run.recorded("engine", "name") or ""),
         today=_parts_today(run),
+        covers_code=seeds.covers_all_code(),
     )
 
 
@@ -127,13 +129,11 @@ def _parts_today(run: OpenedRun) -> Mapping[str, Any] | str:
     try:
         # As it is written there: what this version fills in has not decided the run.
         written = replace(run.resolved, tree=read_yaml(run.folder / "config.yaml"))
-        return private_seed.derive(
-            written,
-            task.facts.checksum,
-            model.initial_digest,
-            model.device,
-            traces="" if run.devices is None else digest_of(run.devices),
-        ).parts
+        traces = "" if run.devices is None else digest_of(run.devices)
+        digests = task.facts.checksum, model.initial_digest
+        today = private_seed.derive(written, *digests, model.device, traces=traces).parts
+        settings = seeds.configuration_digest(written.tree, has_traces=bool(traces))
+        return {**today, "configuration": settings}
     except (UserInputError, OSError, LookupError, TypeError, AttributeError) as error:
         return f"the parts of the seed cannot be computed anew ({error})"
 

@@ -1,0 +1,113 @@
+"""Bugs that a run and its audit have alike, as both are of the same code, are found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from pfl_bench.client import machine
+from pfl_bench.config import loading
+from pfl_bench.federated import private_seed
+from pfl_bench.federated.compression import top_k
+from pfl_bench.runs.audit import audit_run
+from pfl_bench.runs.runner import run
+from privacy.plan import notes
+from tests.helpers import make_config
+
+Patch = pytest.MonkeyPatch
+
+
+@pytest.fixture(autouse=True)
+def _own_digest_of_code() -> Iterator[None]:
+    machine._digest_of_code.cache_clear()
+    yield
+    machine._digest_of_code.cache_clear()
+
+
+def seed_without_data(patch: Patch) -> None:
+    real = private_seed.value_of
+
+    def value_of(seed: int, nonce: str | int | None, parts: Mapping[str, Any]) -> int:
+        return real(seed, nonce, {key: value for key, value in parts.items() if key != "data"})
+
+    patch.setattr(private_seed, "value_of", value_of)
+
+
+def seed_without_rate(patch: Patch) -> None:
+    left_out = (*loading._NOT_TRAINING["federated"], "local_learning_rate")
+    patch.setitem(loading._NOT_TRAINING, "federated", left_out)
+
+
+def code_without_training(patch: Patch) -> None:
+    patch.setattr(machine, "PACKAGES", ("privacy",))
+
+
+def code_by_size(patch: Patch) -> None:
+    def size(path: Path) -> bytes:
+        return str(path.stat().st_size).encode()
+
+    patch.setattr(machine, "Path", type("Sized", (type(Path()),), {"read_bytes": size}))
+
+
+def nothing_noted(patch: Patch) -> None:
+    patch.setattr(notes, "_publication_notes", lambda nonce, selected_by: iter(()))
+
+
+def scratch_not_cleared(patch: Patch) -> None:
+    def keep(vector: Tensor, k: int, out: Tensor) -> None:
+        places = vector.abs().topk(k).indices
+        out[places] = vector[places]
+
+    real, memory = top_k.build, iter([1e13])
+
+    def build(options: top_k.Options, num_parameters: int, seed: int) -> top_k.TopK:
+        made = real(options, num_parameters, seed)
+        # As memory that nobody has written to: of the audit it is another than of the run.
+        made._sent = torch.full((num_parameters,), next(memory, 0.0))
+        return made
+
+    patch.setattr(top_k, "keep_largest", keep)
+    patch.setattr(top_k, "build", build)
+
+
+TOP_K = {"federated__compression": {"name": "top_k", "fraction": 0.1}}
+BEST = {"evaluation__select_best": "val/accuracy"}
+
+
+@pytest.mark.parametrize(
+    ("plant", "changes", "named"),
+    [
+        (seed_without_data, {}, "private_seed"),
+        (seed_without_rate, {}, "private_seed"),
+        (code_without_training, {}, "private_seed"),
+        (code_by_size, {}, "private_seed"),
+        (nothing_noted, BEST, "statement"),
+        (nothing_noted, {"privacy__nonce": "shared"}, "statement"),
+        (scratch_not_cleared, TOP_K, "recomputation"),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_it_is_found_by_the_code_that_has_it(
+    tmp_path: Path,
+    monkeypatch: Patch,
+    plant: Callable[[Patch], None],
+    changes: dict[str, Any],
+    named: str,
+) -> None:
+    settings = {"privacy__nonce": None, "federated__num_rounds": 3, **changes}
+    config = make_config("private_federated", **settings)
+    run(config, tmp_path / "sound")
+    plant(monkeypatch)
+    machine._digest_of_code.cache_clear()
+    run(config, tmp_path / "broken")
+    audited = audit_run(tmp_path / "broken", 1, recompute="all")
+    failed = {check.name for check in audited.checks if check.outcome == "failed"}
+    assert failed == {named}
+    monkeypatch.undo()
+    machine._digest_of_code.cache_clear()
+    assert audit_run(tmp_path / "sound", 1, recompute="all").num_failed == 0
