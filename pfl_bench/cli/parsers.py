@@ -150,8 +150,8 @@ def _add_checks(commands: Commands) -> None:
         choices=("none", "first", "sample", "all"),
         default="sample",
     )
-    shown = "time that a sample of rounds may take (default 8)"
-    add(audit, "--recompute-seconds S", shown, type=float, default=8.0)
+    shown = "time that a sample of rounds may take (default 30)"
+    add(audit, "--recompute-seconds S", shown, type=float, default=30.0)
     add(audit, "--live", "watch a run that runs, and stop it at a violation")
     add(audit, "--every S", "--live: seconds between two looks", type=float, default=5.0)
     add_json(audit)

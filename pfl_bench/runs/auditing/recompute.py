@@ -42,7 +42,7 @@ from privacy.reference.round import Round, Rule, State, recompute
 Mode = Literal["none", "first", "sample", "all"]
 MODES: tuple[Mode, ...] = ("none", "first", "sample", "all")
 # Of one core, by default.
-SECONDS = 8.0
+SECONDS = 30.0
 _CLAIM = "Rounds that are computed again, by a plain loop from their start, come to the same."
 _TRIALS = 12
 # Of what a round recorded: another number of steps is compared, far more of them have no end.
@@ -123,7 +123,7 @@ def recompute_run(
     where no file has it. ConfigError if the time is not allowed.
     """
     if not 0.0 < seconds < float("inf"):
-        raise ConfigError(f"--recompute-seconds {seconds:g}: must be above 0, such as 8")
+        raise ConfigError(f"--recompute-seconds {seconds:g}: must be above 0, such as 30")
     started, done = time.monotonic(), Recomputation(mode)
     code = run.recorded("private_seed", "parts", "code") or ""
     done.code = {"run": str(code), "audit": machine.code_digest()}
