@@ -215,28 +215,13 @@ def _curve_panels(
     """Draw one scalar of all rows, so many a picture. ``words``: the axis, and the ends."""
     unit, ends = words
     x, scale = (CLOCK, 1 / HOUR_S) if unit == "simulated hours" else (STEP, 1.0)
-    found = [
-        (curve, (runs[0].name, label, style))
-        for style, (label, runs) in enumerate(rows.items())
-        if (curve := curve_of(runs, metric, x, scale)) is not None
-    ]
-    log = curves.wants_log([curve for curve, _ in found])
-    whole = f"{metric} (logarithmic)" if log else metric
-    whole += " (generated devices)" if made_up else ""
-    limits = None
-    if len(found) > panels.MAX_CURVES and not log:
-        limits = curves.limits([y for curve, _ in found for y in (*curve.low, *curve.high)])
-    for start in range(0, len(found), panels.MAX_CURVES):
-        part = found[start : start + panels.MAX_CURVES]
-        title = whole
-        if len(part) < len(found):
-            title += f", rows {start + 1} to {start + len(part)} of {len(found)}"
-        drawn = [(curve, style, label) for curve, (_, label, style) in part]
-        lines, bands = curves.lines_and_bands(drawn)
-        plot = curves.Plot(unit, lines, bands, limits, log, counts=x == STEP)
-        picture = curves.draw(f"{identifier}-{start}", f"{title} by {unit}: {ends}", plot)
-        chart = Chart(x, unit, metric, tuple(line for _, line in part), None, log, limits)
-        yield panels.Panel(title, picture, chart)
+    lines = curves.lines_of(rows, metric, x, scale)
+    log = curves.wants_log([line.curve for line in lines])
+    title = f"{metric} (logarithmic)" if log else metric
+    title += " (generated devices)" if made_up else ""
+    chart = Chart(x, unit, metric, log=log)
+    said = ("", f": {ends}")
+    return panels.small_multiples(f"{identifier}-", title, chart, lines, lambda _: said)
 
 
 def _second_column(metric: str) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from pfl_bench.report import canvas, curves
 from pfl_bench.report.boxes import Box, box_of, draw_boxes
@@ -93,10 +94,10 @@ def learning_panels(rows: Rows) -> dict[str, Learning]:
     Under "epoch" of central rows, under "round" of all others, whose horizontal axes cannot be
     compared.
     """
-    styles = {name: style for style, name in enumerate(rows)}
     learning: dict[str, Learning] = {}
     for unit in ("round", "epoch"):
-        chosen = {name: runs for name, runs in rows.items() if runs[0].step_unit == unit}
+        # Rows of the other unit keep their places, which are their looks.
+        chosen = {name: runs if runs[0].step_unit == unit else [] for name, runs in rows.items()}
         headlines = dict.fromkeys(key for runs in chosen.values() for key in headline_keys(runs))
         titles = {key: key for key in [*headlines][:_MAX_HEADLINES]}
         titles |= {"train/loss": "train/loss", **_PRIVACY_CURVES}
@@ -106,11 +107,11 @@ def learning_panels(rows: Rows) -> dict[str, Learning]:
         drawn: list[Panel] = []
         constants: list[tuple[str, str, str]] = []
         for index, (key, title) in enumerate(titles.items()):
-            found = _curves(chosen, key, styles)
+            found = curves.lines_of(chosen, key)
             if all(one.curve.is_constant for one in found):
                 constants += _constants(title, found)
             else:
-                drawn += _panels(f"{unit}{index}-", key, title, unit, found)
+                drawn += _panels(f"{unit}{index}-", key, title, unit, chosen)
         if drawn or constants:
             headings = ("does not change", "row", "value")
             table = Table.of(headings, constants, to_left=(0, 1)) if constants else None
@@ -131,7 +132,8 @@ def client_panels(rows: Rows) -> list[Panel]:
 
     All have the same vertical axis; several seeds are averaged.
     """
-    drawn: list[tuple[str, str, RunRecord, curves.Line, curves.Band]] = []
+    drawn: list[tuple[str, str, curves.Line]] = []
+    shared: dict[str, list[float]] = {}
     for style, (name, runs) in enumerate(rows.items()):
         stem = _client_stem(runs)
         if stem is None:
@@ -141,31 +143,21 @@ def client_panels(rows: Rows) -> list[Panel]:
         # A single evaluation is no curve; its distribution has a box.
         if len(kept) < 3 or len(kept[1].x) < 2 or not kept[0].x == kept[1].x == kept[2].x:
             continue
-        line = curves.Line(kept[1].x, kept[1].y, style, name)
-        band = curves.Band(kept[1].x, kept[0].y, kept[2].y, style)
-        drawn.append((name, stem, runs[0], line, band))
-    shared: dict[str, list[float]] = {}
-    for _, stem, _, _, band in drawn:
-        shared.setdefault(stem, []).extend([*band.low, *band.high])
+        curve = replace(kept[1], low=kept[0].y, high=kept[2].y)
+        drawn.append((stem, runs[0].step_unit, curves.Line(name, runs[0].name, style, curve)))
+        shared.setdefault(stem, []).extend([*curve.low, *curve.high])
     panels = []
-    for index, (name, stem, run, line, band) in enumerate(drawn):
-        unit, limits = run.step_unit, curves.limits(shared[stem])
+    for index, (stem, unit, line) in enumerate(drawn):
         text = (
-            f"{name}: median of {stem} over clients by {unit}, last {line.y[-1]:.4g}, with the "
-            f"range from the 10th percentile ({band.low[-1]:.4g}) to the 90th "
-            f"({band.high[-1]:.4g})"
+            f"{line.name}: median of {stem} over clients by {unit}, last {line.curve.y[-1]:.4g}, "
+            f"with the range from the 10th percentile ({line.curve.low[-1]:.4g}) to the 90th "
+            f"({line.curve.high[-1]:.4g})"
         )
-        plot = curves.Plot(unit, [line], [band], limits, points=curves.points_for(len(drawn)))
-        chart = Chart(
-            STEP,
-            unit,
-            f"{stem}_p50",
-            ((run.name, name, line.style),),
-            (f"{stem}_p10", f"{stem}_p90"),
-            limits=limits,
-        )
-        title = f"{name}: {stem.replace('/client_', '/')} over clients"
-        panels.append(Panel(title, curves.draw(f"d{index}", text, plot), chart))
+        band, limits = (f"{stem}_p10", f"{stem}_p90"), curves.limits(shared[stem])
+        chart = Chart(STEP, unit, f"{stem}_p50", band=band, limits=limits)
+        title = f"{line.name}: {stem.replace('/client_', '/')} over clients"
+        points = curves.points_for(len(drawn))
+        panels.append(live_panel(f"d{index}", title, text, chart, [line], points))
     return widen(panels)
 
 
@@ -237,54 +229,59 @@ def _client_stem(runs: Sequence[RunRecord]) -> str | None:
     return stems[0] if stems else None
 
 
-@dataclass(frozen=True)
-class _Drawn:
-    """A row's curve of one scalar."""
-
-    name: str
-    runs: str
-    style: int
-    curve: Curve
-    is_infinite: bool
-
-
-def _curves(rows: Rows, key: str, styles: Mapping[str, int]) -> list[_Drawn]:
-    drawn = []
-    for name, runs in rows.items():
-        curve = curve_of(runs, key)
-        if curve is not None:
-            values = [value for run in speaking(runs) for value in run.series(key)[1]]
-            infinite = any(map(math.isinf, values))
-            drawn.append(_Drawn(name, runs[0].name, styles[name], curve, infinite))
-    return drawn
+def live_panel(
+    identifier: str,
+    title: str,
+    text: str,
+    chart: Chart,
+    lines: Sequence[curves.Line],
+    points: int = curves.MAX_POINTS,
+    size: tuple[float, float] = curves.SMALL,
+) -> Panel:
+    """Draw a chart that is yet without its lines; other arguments are those of ``curves.draw``."""
+    chart = replace(chart, lines=tuple((one.runs, one.name, one.style) for one in lines))
+    return Panel(title, curves.draw(identifier, text, chart, lines, points, size), chart)
 
 
-def _panels(
-    identifier: str, key: str, title: str, unit: str, drawn: Sequence[_Drawn]
+def small_multiples(
+    identifier: str,
+    title: str,
+    chart: Chart,
+    lines: Sequence[curves.Line],
+    words: Callable[[Sequence[curves.Line]], tuple[str, str]],
+    points: int = curves.MAX_POINTS,
 ) -> Iterator[Panel]:
-    """Draw one scalar of all rows: so many rows a picture, all with the same axis."""
-    every = [one.curve for one in drawn]
+    """Draw one scalar of all rows: so many rows a picture, all with the same axis.
+
+    Of a picture's lines ``words`` gives what follows in its title, and then in its description.
+    """
+    is_crowded = len(lines) > MAX_CURVES
+    if is_crowded and chart.limits is None and not chart.log:
+        ends = [value for one in lines for value in (*one.curve.low, *one.curve.high)]
+        chart = replace(chart, limits=curves.limits(ends))
+    for start in range(0, len(lines), MAX_CURVES):
+        part = lines[start : start + MAX_CURVES]
+        rows = f", rows {start + 1} to {start + len(part)} of {len(lines)}" if is_crowded else ""
+        more, last = words(part)
+        whole = f"{title}{rows}{more}"
+        text = f"{whole} by {chart.x_label}{last}"
+        yield live_panel(f"{identifier}{start}", whole, text, chart, part, points)
+
+
+def _panels(identifier: str, key: str, title: str, unit: str, rows: Rows) -> Iterator[Panel]:
+    lines = curves.lines_of(rows, key)
+    every = [line.curve for line in lines]
     top = _top(every) if key.startswith("privacy/epsilon") else None
     log = top is None and curves.wants_log(every)
-    limits: tuple[float | None, float | None] | None = None if top is None else (0.0, top)
-    if len(drawn) > MAX_CURVES and limits is None and not log:
-        limits = curves.limits([value for one in every for value in (*one.low, *one.high)])
-    for start in range(0, len(drawn), MAX_CURVES):
-        part = drawn[start : start + MAX_CURVES]
-        lines, bands = curves.lines_and_bands([(one.curve, one.style, one.name) for one in part])
-        ends = ", ".join(
-            f"{one.name} {one.curve.y[-1]:.4g} at {unit} {one.curve.x[-1]:g}" for one in part
-        )
-        caption = f"{title} (logarithmic)" if log else title
-        if len(drawn) > MAX_CURVES:
-            caption += f", rows {start + 1} to {start + len(part)} of {len(drawn)}"
-        caption += _out_of_view(part, top)
-        rows = tuple((one.runs, one.name, one.style) for one in part)
-        text = f"{caption} by {unit}; last values: {ends}"
-        points = curves.points_for(len(drawn))
-        plot = curves.Plot(unit, lines, bands, limits, log, points=points)
-        picture = curves.draw(f"{identifier}{start}", text, plot)
-        yield Panel(caption, picture, Chart(STEP, unit, key, rows, None, log, limits))
+    chart = Chart(STEP, unit, key, log=log, limits=None if top is None else (0.0, top))
+
+    def words(part: Sequence[curves.Line]) -> tuple[str, str]:
+        ends = (f"{one.name} {one.curve.y[-1]:.4g} at {unit} {one.curve.x[-1]:g}" for one in part)
+        return _out_of_view(part, top, rows, key), f"; last values: {', '.join(ends)}"
+
+    title = f"{title} (logarithmic)" if log else title
+    points = curves.points_for(len(lines))
+    return small_multiples(identifier, title, chart, lines, words, points)
 
 
 def _top(drawn: Sequence[Curve]) -> float | None:
@@ -294,9 +291,10 @@ def _top(drawn: Sequence[Curve]) -> float | None:
     return 1.08 * max(within) if 0 < len(within) < len(highest) else None
 
 
-def _out_of_view(drawn: Sequence[_Drawn], top: float | None) -> str:
+def _out_of_view(drawn: Sequence[curves.Line], top: float | None, rows: Rows, key: str) -> str:
     """Name the rows that are not drawn to their end."""
-    infinite = [one.name for one in drawn if one.is_infinite]
+    values = {one.name: [run.series(key)[1] for run in speaking(rows[one.name])] for one in drawn}
+    infinite = [name for name, found in values.items() if any(map(math.isinf, chain(*found)))]
     above = [one for one in drawn if top is not None and max(one.curve.high) > top]
     parts = []
     if infinite:
@@ -311,7 +309,7 @@ def _named(names: Sequence[str]) -> str:
     return ", ".join(names) if len(names) < 3 else f"{len(names)} rows"
 
 
-def _constants(title: str, found: Sequence[_Drawn]) -> list[tuple[str, str, str]]:
+def _constants(title: str, found: Sequence[curves.Line]) -> list[tuple[str, str, str]]:
     """A line a row, or one where all rows have the same value."""
     lines = [(title, one.name, format_value(one.curve.y[-1])) for one in found]
     if len({value for _, _, value in lines}) == 1 < len(lines):

@@ -62,13 +62,13 @@ class Chart:
 
     ``x`` is "step" or a scalar of ``X_AXES``; a line is the name of the row's runs, what the row is
     called, and its style. ``band`` has the scalars of a range around the line, None for the range
-    of the seeds; without ``limits`` the data decide.
+    of the seeds. The data decide an end of the vertical axis where ``limits`` have None.
     """
 
     x: str
     x_label: str
     y: str
-    lines: tuple[tuple[str, str, int], ...]
+    lines: tuple[tuple[str, str, int], ...] = ()
     band: tuple[str, str] | None = None
     log: bool = False
     limits: tuple[float | None, float | None] | None = None

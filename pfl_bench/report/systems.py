@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from pfl_bench.files import read_metrics
 from pfl_bench.report import curves
 from pfl_bench.report.canvas import INK, PALETTE, Picture
-from pfl_bench.report.panels import Panel, headline_keys
+from pfl_bench.report.panels import Panel, headline_keys, live_panel
 from pfl_bench.report.run_folder import RunRecord
-from pfl_bench.report.series import CLOCK, HOUR_S, Chart, curve_of
+from pfl_bench.report.series import CLOCK, HOUR_S, Chart
 from pfl_bench.simulation.devices.devices import Devices
 from pfl_bench.simulation.devices.timeline import TIMELINES, Outcome, RoundTimeline
 from pfl_bench.simulation.devices.trace_file import DEVICES, read_trace_file
@@ -165,22 +165,15 @@ def clock_panel(
 
     None if no run has both the metric and a clock.
     """
-    found = [
-        (name, runs[0].name, style, curve)
-        for style, (name, runs) in enumerate(rows.items())
-        if (curve := curve_of(runs, metric, CLOCK, 1 / HOUR_S)) is not None
-    ]
-    if not found:
+    lines = curves.lines_of(rows, metric, CLOCK, 1 / HOUR_S)
+    if not lines:
         return None
-    lines, bands = curves.lines_and_bands([(curve, style, name) for name, _, style, curve in found])
     title = f"{metric} over simulated time" + (" (generated devices)" if is_generated else "")
     ends = "; ".join(
-        f"{name} {curve.y[-1]:.4g} after {curve.x[-1]:.4g} h" for name, _, _, curve in found
+        f"{one.name} {one.curve.y[-1]:.4g} after {one.curve.x[-1]:.4g} h" for one in lines
     )
-    plot = curves.Plot("simulated hours", lines, bands, counts=False)
-    names = tuple((runs, name, style) for name, runs, style, _ in found)
-    chart = Chart(CLOCK, "simulated hours", metric, names)
-    return Panel(title, curves.draw(identifier, f"{title}. {ends}", plot, curves.WIDE), chart)
+    chart = Chart(CLOCK, "simulated hours", metric)
+    return live_panel(identifier, title, f"{title}. {ends}", chart, lines, size=curves.WIDE)
 
 
 def _distribution(identifier: str, title: str, unit: str, values: NDArray[np.floating]) -> Panel:
