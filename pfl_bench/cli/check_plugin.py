@@ -23,7 +23,7 @@ from pydantic import BaseModel
 from pfl_bench import plugins
 from pfl_bench.cli.plugin_checks import SkippedError, module_checks
 from pfl_bench.cli.speech import answer, write
-from pfl_bench.config.loading import ResolvedConfig, load_config
+from pfl_bench.config.loading import load_config
 from pfl_bench.config.row_files import rows_below
 from pfl_bench.config.schema import TRAINERS
 from pfl_bench.evaluation.evaluator import families_of
@@ -191,8 +191,7 @@ class _Row:
     ) -> None:
         self._path, self._folder, self._found = path, folder, found
         self.uses: set[tuple[plugins.PluginKind, str]] = set()
-        self._resolved: ResolvedConfig | None = None
-        self._summary: dict[str, Any] | None = None
+        self._summary: dict[str, Any] = {}
 
     def checks(self) -> Iterator[tuple[str, Callable[[], str]]]:
         """Its checks, in an order in which each finds what it needs."""
@@ -200,7 +199,7 @@ class _Row:
         if not self.uses:
             return
         yield "run", self._run
-        if self._summary is None:
+        if not self._summary:
             return
         yield "kill and resume", self._resume
         if any(kind is plugins.METRIC for kind, _ in self.uses):
@@ -210,18 +209,13 @@ class _Row:
         yield "audit", self._audit
         yield "report", self._report
 
-    @property
-    def _short(self) -> ResolvedConfig:
-        assert self._resolved is not None
-        return self._resolved
-
     def _read(self) -> str:
         resolved = load_config(self._path)
         tree = resolved.tree
         named = {
-            (kind, (tree.get(section) or {}).get(key, {}).get("name"))
+            (kind, part.get("name"))
             for kind, (section, key) in _SECTIONS.items()
-            if (tree.get(section) or {}).get(key)
+            if (part := (tree.get(section) or {}).get(key))
         }
         task = build_task(resolved, torch.device("cpu"))
         named.add((plugins.TASK, tree["task"]["name"]))
@@ -236,7 +230,7 @@ class _Row:
         total = min(_ROUNDS, tree[section][key])
         every = _EVERY if total >= _KILLED else 1
         overrides = [f"{section}.{key}={total}", f"checkpoint.every={every}", "expected=[]"]
-        self._resolved = changed(resolved, [*overrides, f"evaluation.every={every}"])
+        self._short = changed(resolved, [*overrides, f"evaluation.every={every}"])
         return ", ".join(f"{kind.word} {name}" for kind, name in sorted(self.uses, key=str))
 
     def _run(self) -> str:
@@ -255,7 +249,6 @@ class _Row:
         with contextlib.suppress(_KilledError):
             run(self._short, folder, profile=_Killer(index))
         summary = run(self._short, folder, resume=True)
-        assert self._summary is not None
         whole, resumed = (_weights(self._folder / name) for name in ("whole", "killed"))
         if not torch.equal(whole, resumed):
             raise PluginError(
@@ -276,7 +269,6 @@ class _Row:
 
     def _batches(self) -> str:
         """Metrics do not depend on how examples are divided into batches."""
-        assert self._summary is not None
         small = changed(self._short, [f"evaluation.batch_size={_SMALL_BATCH}"])
         measured = run(small, self._folder / "batches")["metrics"]
         for name, value in self._summary["metrics"].items():
@@ -289,10 +281,9 @@ class _Row:
 
     def _trackers(self) -> str:
         """No tracker was left out of a run, which goes on without it."""
-        logs = [
-            (self._folder / name / "run.log").read_text("utf-8") for name in ("whole", "killed")
-        ]
-        wrong = [line for log in logs for line in log.splitlines() if "the tracker '" in line]
+        logs = (self._folder / name / "run.log" for name in ("whole", "killed"))
+        lines = [line for log in logs for line in log.read_text("utf-8").splitlines()]
+        wrong = [line for line in lines if "the tracker '" in line]
         if wrong:
             raise PluginError("; ".join(wrong))
         return "told of the whole run and of the resumed one"

@@ -169,23 +169,21 @@ def _stats(arguments: argparse.Namespace) -> int:
 def _list(arguments: argparse.Namespace) -> int:
     from pfl_bench.report.table import Table
 
-    families = plugins.available(plugins.CATALOGUE)
     listed = [
         asdict(found)
-        for family in families
+        for family in plugins.available(plugins.CATALOGUE)
         for found in plugins.load(plugins.CATALOGUE, family).DATA_SETS
     ]
     if arguments.json:
         answer(json.dumps({"data_sets": listed}))
         return 0
     heads = ("name", "domain", "clients", "samples", "tasks", "archive", "licence", "source")
+    counted = ("clients", "samples")
     rows = []
     for found in listed:
-        tasks = ", ".join(found["tasks"]) or "-"
-        counts = {name: f"{found[name]:,}" for name in ("clients", "samples")}
-        texts = {**found, **counts, "tasks": tasks}
-        rows.append(tuple(texts[head] for head in heads))
-    to_left = [place for place, head in enumerate(heads) if head not in ("clients", "samples")]
+        texts = {**found, "tasks": ", ".join(found["tasks"]) or "-"}
+        rows.append([f"{texts[head]:,}" if head in counted else texts[head] for head in heads])
+    to_left = [place for place, head in enumerate(heads) if head not in counted]
     table = Table.of(heads, rows, to_left)
     print_table(table, None if sys.stdout.isatty() else f"{table.to_text()}\n")
     return 0
@@ -218,7 +216,6 @@ def _plot(statistics: dict[str, Any], module: ModuleType | None, folder: Path) -
 
 
 def _traces(arguments: argparse.Namespace) -> int:
-    from pfl_bench import plugins
     from pfl_bench.simulation.device_sources.fedscale import LeftOut
     from pfl_bench.simulation.devices.trace_file import check_target, write_trace_file
 

@@ -176,7 +176,7 @@ def sweep(
         trials = drawn_trials(loaded, home)[0]
         summaries: list[Any] = [read_json(home / one.slug / "summary.json") for one in trials]
         results = [result_of(one, made) for one, made in zip(trials, summaries, strict=True)]
-        results = best_first(loaded, results, summaries) if results else []
+        results = best_first(loaded, results, summaries)
     return [
         {
             "number": result.combination.number,

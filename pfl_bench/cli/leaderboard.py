@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-from pfl_bench.cli.main import explain
+from pfl_bench.cli.main import attempt
 from pfl_bench.cli.speech import answer, print_table, say, write
 from pfl_bench.cli.targets import check_new
 from pfl_bench.files import read_json
@@ -48,13 +49,8 @@ def _is_audited(run: RunRecord) -> bool:
     if run.summary is None or not run.is_private:
         return True
     say(f"auditing {run.path}")
-    try:
-        audit_run(run.path, recompute="sample")
-    except Exception as error:
-        # One run without its data must not keep the others from the page.
-        message = explain(error)
-        if message is None:
-            raise
-        say(f"pfl-bench: not audited: {message}")
-        return False
-    return True
+    # One run without its data must not keep the others from the page.
+    done = attempt(partial(audit_run, run.path, recompute="sample"))
+    if isinstance(done, str):
+        say(f"pfl-bench: not audited: {done}")
+    return not isinstance(done, str)

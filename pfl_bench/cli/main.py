@@ -8,12 +8,14 @@ import errno
 import importlib
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from pfl_bench.cli.completion import complete
 from pfl_bench.cli.parsers import build_parser
 from pfl_bench.cli.speech import announce, answer_alone, say, told
 
+_T = TypeVar("_T")
 EXIT_DONE, EXIT_FAILED, EXIT_INPUT, EXIT_INTERRUPTED = 0, 1, 2, 130
 # Errors of the user's machine, not of our code.
 _MACHINE_ERRORS = {
@@ -117,6 +119,17 @@ def _parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpa
     if rest:
         arguments.overrides = [*arguments.overrides, *rest]
     return arguments
+
+
+def attempt(action: Callable[..., _T], *given: Any) -> _T | str:
+    """What an action returns, or what ``explain`` says of its error; ours are raised."""
+    try:
+        return action(*given)
+    except Exception as error:
+        message = explain(error)
+        if message is None:
+            raise
+        return message
 
 
 def explain(error: BaseException) -> str | None:

@@ -58,14 +58,7 @@ def folders_of(plugins: Sequence[str | Path]) -> list[Path]:
 
 def silence(show_progress: bool) -> contextlib.AbstractContextManager[object]:
     """Keep what a run says to a person off standard error, unless it is asked for."""
-    return contextlib.nullcontext() if show_progress else contextlib.redirect_stderr(_NoWhere())
-
-
-class _NoWhere(io.StringIO):
-    """A stream that keeps nothing."""
-
-    def write(self, text: str) -> int:
-        return len(text)
+    return contextlib.nullcontext() if show_progress else contextlib.redirect_stderr(io.StringIO())
 
 
 def override_texts(overrides: Mapping[str, Any]) -> list[str]:

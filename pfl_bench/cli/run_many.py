@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pfl_bench import plugins
-from pfl_bench.cli.main import EXIT_DONE, EXIT_FAILED, EXIT_INPUT, explain
+from pfl_bench.cli.main import EXIT_DONE, EXIT_FAILED, EXIT_INPUT, attempt
 from pfl_bench.cli.speech import answer, print_table, say
 from pfl_bench.config.errors import blame
 from pfl_bench.config.loading import ResolvedConfig, load_config, resolve
@@ -136,7 +136,7 @@ def run_all(plans: Plans, arguments: argparse.Namespace, out: Path) -> Batch:
             if len(plans) > 1 and run_folder not in before:
                 seed = resolved.config.seed
                 say(f"run {place} of {len(plans)}: {resolved.config.name}, seed {seed}")
-            ended = run_one(run_folder, resolved)
+            ended = attempt(_train, run_folder, resolved)
             if isinstance(ended, str):
                 # A reason that several runs have, such as data that are not there, is said once.
                 if ended not in failed.values():
@@ -149,21 +149,8 @@ def run_all(plans: Plans, arguments: argparse.Namespace, out: Path) -> Batch:
     return Batch(tuple(summaries), failed)
 
 
-def run_one(run_folder: Path, resolved: ResolvedConfig) -> dict[str, Any] | str:
-    """Run or resume one run and write its page; why it is refused, if it is.
-
-    Rows fail by the user's input alone; other errors are ours and are raised.
-    """
-    try:
-        return _train(run_folder, resolved)
-    except Exception as error:
-        message = explain(error)
-        if message is None:
-            raise
-        return message
-
-
 def _train(run_folder: Path, resolved: ResolvedConfig) -> dict[str, Any]:
+    """Run or resume one run and write its page."""
     from pfl_bench.files import read_json
     from pfl_bench.report.page import write_report
     from pfl_bench.runs.runner import run
@@ -184,22 +171,12 @@ def _run_as_jobs(plans: Plans, arguments: argparse.Namespace, jobs: Path) -> Bat
     from pfl_bench.runs.jobs import Run, launch
 
     launcher = _launcher(plans, arguments, jobs)
-    runs = [
-        Run(
-            run_folder,
-            # The tree, not the file, which may be edited before the job begins.
-            partial(
-                train_in_job,
-                run_folder,
-                resolved.tree,
-                resolved.source,
-                resolved.overrides,
-                resolved.not_the_row,
-            ),
-            partial(_is_finished, run_folder, resolved),
-        )
-        for run_folder, resolved in plans
-    ]
+    runs = []
+    for folder, row in plans:
+        # The tree, not the file, which may be edited before the job begins.
+        given = (folder, row.tree, row.source, row.overrides, row.not_the_row)
+        is_finished = partial(_is_finished, folder, row)
+        runs.append(Run(folder, partial(train_in_job, *given), is_finished))
     ended = launch(runs, launcher, jobs, arguments.wait)
     failures = {folder: failure for folder, failure in ended.items() if failure is not None}
     for folder, failure in failures.items():
@@ -245,16 +222,16 @@ def train_in_job(
     not_the_row: tuple[str, ...] = (),
 ) -> str | None:
     """Run or resume in a job; return why the user's input is refused, else None."""
-    try:
+
+    def train() -> dict[str, Any]:
         resolved = replace(resolve(tree, source, overrides), not_the_row=not_the_row)
-        _train(run_folder, resolved)
-    except Exception as error:
-        message = explain(error)
-        if message is None:
-            raise
-        say(f"pfl-bench: {message}")
-        return message
-    return None
+        return _train(run_folder, resolved)
+
+    ended = attempt(train)
+    if not isinstance(ended, str):
+        return None
+    say(f"pfl-bench: {ended}")
+    return ended
 
 
 def _is_finished(run_folder: Path, resolved: ResolvedConfig) -> bool:

@@ -112,16 +112,8 @@ class RunResult:
         Raises:
             ConfigError: pandas is not installed.
         """
-        columns = [
-            "metric",
-            "published",
-            "measured",
-            "difference",
-            "tolerance",
-            "verdict",
-            "source",
-        ]
-        return _pandas().DataFrame(self.expected, columns=columns).set_index("metric")
+        words = "metric published measured difference tolerance verdict source"
+        return _pandas().DataFrame(self.expected, columns=words.split()).set_index("metric")
 
     def ledger_frame(self) -> pd.DataFrame:
         """The ledger of a private run as a table, a row a round.

@@ -29,7 +29,6 @@ from pfl_bench.runs.preview import Preview, preview
 from pfl_bench.runs.time_estimate import TimeEstimate, estimate_time
 from pfl_bench.types import DataError, UserInputError
 from privacy.errors import PrivacyError
-from privacy.statement.statement import Accounted
 
 _PRIVATE = ("private_federated", "central_dp")
 
@@ -70,7 +69,7 @@ class Look:
         """As ``pfl-bench show --json`` prints it."""
         shown, estimate = self.preview, self.estimate
         statement = None if shown is None else shown.statement
-        document: dict[str, Any] = {
+        document = {
             "name": self.resolved.config.name,
             "setting": self.resolved.config.setting,
             "config": self.resolved.tree,
@@ -174,25 +173,16 @@ def _planned_steps(config: RunConfig) -> str:
 
 
 def _planned_privacy(resolved: ResolvedConfig) -> Iterator[str]:
+    """Both epsilons of a federated row whose population is a number; of another, its goal."""
     privacy, federated = resolved.config.privacy, resolved.config.federated
     assert privacy is not None
     if federated is None or not isinstance(privacy.population_size, int):
         goal = "" if privacy.epsilon is None else f"at most {privacy.epsilon:g} is the goal; "
         yield from wrapped(f"epsilon: {goal}noise and epsilon follow from the data's size")
         return
-    simulated, actual = planned_epsilons(resolved)
-    yield from epsilon_lines(simulated, None if privacy.hypothetical_population else actual)
-
-
-def planned_epsilons(resolved: ResolvedConfig) -> tuple[Accounted, Accounted]:
-    """Both settings of a private federated row whose population is a number, without its data."""
     from pfl_bench.cli.privacy_settings import calibrated, make_pair
     from pfl_bench.federated.accounting import composition_of
 
-    privacy, federated = resolved.config.privacy, resolved.config.federated
-    assert privacy is not None
-    assert federated is not None
-    assert isinstance(privacy.population_size, int)
     options = dict(resolved.tree["privacy"]["mechanism"])
     name = options.pop("name")
     noise_cohort = privacy.noise_cohort_size or federated.cohort_size
@@ -209,17 +199,14 @@ def planned_epsilons(resolved: ResolvedConfig) -> tuple[Accounted, Accounted]:
         rounds=federated.num_rounds,
         accountant=privacy.accountant,
     )
+    cohorts, rounds = (federated.cohort_size, noise_cohort), federated.num_rounds
     composition = composition_of(
-        name,
-        options,
-        str(resolved.source),
-        (federated.cohort_size, noise_cohort),
-        federated.num_rounds,
-        federated.separation,
+        name, options, str(resolved.source), cohorts, rounds, federated.separation
     )
     noise = privacy.noise_multiplier
     if noise is None:
         assert privacy.epsilon is not None
         noise = calibrated(asked, composition)
-    pair = make_pair(asked, composition, noise, federated.num_rounds, privacy.accountant)
-    return pair.simulated, pair.actual
+    pair = make_pair(asked, composition, noise, rounds, privacy.accountant)
+    actual = None if privacy.hypothetical_population else pair.actual
+    yield from epsilon_lines(pair.simulated, actual)

@@ -96,8 +96,7 @@ def print_text(text: str) -> None:
 
 def print_table(table: Table, text: str | None = None) -> None:
     """Print a table: as ``text`` in a format that was asked for, for a terminal, or as Markdown."""
-    if text is None and sys.stdout.isatty():
-        text = table.to_terminal(shutil.get_terminal_size((80, 24)).columns)
-    elif text is not None and sys.stdout.isatty():
-        text = visible(text)
+    if sys.stdout.isatty():
+        width = shutil.get_terminal_size((80, 24)).columns
+        text = table.to_terminal(width) if text is None else visible(text)
     print(table.to_markdown() if text is None else text, end="")

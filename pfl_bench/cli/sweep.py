@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
@@ -40,15 +40,14 @@ _COVERS = (
     "same data add to it. Where the best run alone is to be published, a sweep with a selection "
     "may cost less (pfl-bench privacy tuning)."
 )
+_Runs = list[tuple[Combination, dict[str, Any] | None]]
 
 
 def main(arguments: argparse.Namespace) -> int:
     """Run the combinations that are not done; print them sorted, and the best one's command."""
     path = locate(arguments.sweep, folder=False)
     sweep = load_sweep(path, arguments.overrides)
-    out = Path("runs") / run_many.short_name(path).with_suffix("")
-    if arguments.out:
-        out = Path(arguments.out)
+    out = Path(arguments.out or Path("runs") / run_many.short_name(path).with_suffix(""))
     # A heading that there is not is told before anything runs.
     table_of(sweep, []).with_columns(arguments.columns, arguments.format)
     if sweep.selection is not None:
@@ -67,7 +66,7 @@ class Ran:
     """
 
     results: list[Result]
-    runs: list[tuple[Combination, dict[str, Any] | None]]
+    runs: _Runs
     is_whole: bool
     code: int
 
@@ -90,7 +89,7 @@ def _stream(arguments: argparse.Namespace) -> TextIO:
 def _run(sweep: LoadedSweep, arguments: argparse.Namespace, out: Path) -> Ran:
     """Run the combinations; by halving, the best of them for more rounds."""
     chosen = list(_choose(sweep, arguments.only))
-    runs: list[tuple[Combination, dict[str, Any] | None]] = []
+    runs: _Runs = []
     for rounds in sweep.rungs():
         short = [sweep.shortened(combination, rounds) for combination in chosen]
         length = "" if rounds is None else f" for {rounds}"
@@ -102,8 +101,7 @@ def _run(sweep: LoadedSweep, arguments: argparse.Namespace, out: Path) -> Ran:
         runs += pairs
         results = [result_of(one, summary) for one, summary in pairs if summary is not None]
         is_whole = len(results) == len(short) and arguments.only is None
-        if results:
-            results = best_first(sweep, results, batch.summaries)
+        results = best_first(sweep, results, batch.summaries)
         if not is_whole or rounds is None:
             break
         assert sweep.halving is not None
@@ -137,26 +135,27 @@ def _run_proposed(sweep: LoadedSweep, arguments: argparse.Namespace, out: Path) 
             summaries = tuple(summary for _, summary in runs.values())
             code = replace(batch, summaries=summaries).exit_code()
         if len(results) == len(runs):
-            directions = (summaries[0] or {}).get("metric_directions")
-            sign = 1 if lower_is_better(sweep.metric, directions) else -1
+            sign = 1 if _is_lower(sweep, summaries) else -1
             proposals.tell([sign * results[point.slug].value for point in points])
-    found = list(results.values())
-    found = best_first(sweep, found, summaries) if found else []
+    found = best_first(sweep, list(results.values()), summaries)
     return Ran(found, list(runs.values()), len(results) == len(runs), code)
 
 
 def best_first(
     sweep: LoadedSweep, results: list[Result], summaries: Sequence[dict[str, Any] | None]
 ) -> list[Result]:
-    """Sort the results of some runs, at least one, of which these are the summaries."""
-    summary = next(summary for summary in summaries if summary is not None)
-    is_lower = lower_is_better(sweep.metric, summary.get("metric_directions"))
-    worst = math.inf if is_lower else -math.inf
+    """Sort the results of some runs, of which these are the summaries."""
+    worst = math.inf if _is_lower(sweep, summaries) else -math.inf
     return sorted(
         results,
         key=lambda result: worst if math.isnan(result.value) else result.value,
         reverse=worst < 0,
     )
+
+
+def _is_lower(sweep: LoadedSweep, summaries: Iterable[dict[str, Any] | None]) -> bool:
+    summary = next(filter(None, summaries), {})
+    return lower_is_better(sweep.metric, summary.get("metric_directions"))
 
 
 def _choose(sweep: LoadedSweep, only: int | None) -> tuple[Combination, ...]:
@@ -187,9 +186,7 @@ def _words(sweep: LoadedSweep, ran: Ran, out: Path) -> str:
     )
 
 
-def _price(
-    sweep: LoadedSweep, ran: Sequence[tuple[Combination, dict[str, Any] | None]], out: Path
-) -> list[str]:
+def _price(sweep: LoadedSweep, ran: _Runs, out: Path) -> list[str]:
     """The joint cost of all private runs, in words and in ``composition.json``."""
     runs = [
         (combination, summary["privacy"])
@@ -243,10 +240,8 @@ def run_selection(sweep: LoadedSweep, arguments: argparse.Namespace, out: Path) 
     ]
     if not results:
         return batch.exit_code()
-    summary = next(summary for summary in batch.summaries if summary is not None)
-    is_lower = lower_is_better(sweep.metric, summary.get("metric_directions"))
     run_many.save_table(out, table_of(sweep, results), arguments, str(arguments.sweep))
-    chosen = best_of([result.value for result in results], is_lower)
+    chosen = best_of([result.value for result in results], _is_lower(sweep, batch.summaries))
     if len(results) < len(trials):
         words = [f"{len(results)} of {len(trials)} trials are done: nothing is chosen before all."]
     elif chosen is None:

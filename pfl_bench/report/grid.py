@@ -50,14 +50,12 @@ def _cell(row: RowResult | None) -> str | Cell:
 
 def _closing(groups: Sequence[_Group]) -> list[list[str | Cell]]:
     firsts = [next(iter(group.values())) for group in groups]
-    simulated = [row.epsilon_simulated for row in firsts]
-    actual = [row.epsilon_actual for row in firsts]
     lines = [["agree", *map(_count, groups)]]
-    if any(epsilon is not None for epsilon in (*simulated, *actual)):
-        lines += [
-            ["epsilon (simulated)", *(format_epsilon(epsilon, None) for epsilon in simulated)],
-            ["epsilon (actual)", *(format_epsilon(epsilon, None) for epsilon in actual)],
-        ]
+    sides = ("simulated", "actual")
+    epsilons = [[getattr(row, f"epsilon_{side}") for row in firsts] for side in sides]
+    if any(one is not None for found in epsilons for one in found):
+        for side, found in zip(sides, epsilons, strict=True):
+            lines.append([f"epsilon ({side})", *(format_epsilon(one, None) for one in found)])
     return [[name, *(Cell(text, text, style="total") for text in texts)] for name, *texts in lines]
 
 
@@ -81,9 +79,7 @@ def _notes(groups: Mapping[str, _Group], labels: Mapping[str, str]) -> list[str]
         if sources:
             parts.append(f"source: {_shared_start(sources, ',').rstrip(',') or sources[0]}")
         deltas = {"simulated": first.delta_simulated, "actual": first.delta_actual}
-        for side, delta in deltas.items():
-            if delta is not None:
-                parts.append(f"delta ({side}) {small(delta, 2)}")
+        parts += [f"delta ({side}) {small(d, 2)}" for side, d in deltas.items() if d is not None]
         parts += _row_notes(rows)
         notes.append(f"{labels.get(name, name)}: {'; '.join(parts)}")
     return notes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -25,15 +25,6 @@ from pfl_bench.report.systems import system_panels
 from pfl_bench.report.words import StatementWords, describe
 from pfl_bench.runs.rows import RowResult, rows_of
 from pfl_bench.types import RunFolderError, RunSummary
-
-
-@dataclass(frozen=True)
-class _Statement:
-    """A privacy statement with the runs that make it."""
-
-    title: str
-    words: StatementWords
-    is_planned: bool
 
 
 def write_report(run_dirs: Sequence[Path], out: Path, save_to: Path | None = None) -> Path:
@@ -161,11 +152,9 @@ def _title(runs: Sequence[RunRecord]) -> str:
 def _subtitle(groups: Mapping[str, Sequence[RunRecord]]) -> str:
     """Count rows and runs."""
     runs = [run for group in groups.values() for run in group]
-    parts = [count(len(groups), "row"), count(len(runs), "run")]
     unfinished = sum(run.summary is None for run in runs)
-    if unfinished:
-        parts.append(f"{unfinished} unfinished")
-    return ", ".join(parts)
+    rest = f", {unfinished} unfinished" if unfinished else ""
+    return f"{count(len(groups), 'row')}, {count(len(runs), 'run')}{rest}"
 
 
 def _rows(groups: Mapping[str, Sequence[RunRecord]]) -> list[RowResult]:
@@ -205,7 +194,7 @@ def _unfinished_rows(group: Sequence[RunRecord]) -> list[RowResult]:
     return [replace(row, status="unfinished", note=note) for row in rows_of([planned])]
 
 
-def _statements(groups: Mapping[str, Sequence[RunRecord]]) -> list[_Statement]:
+def _statements(groups: Mapping[str, Sequence[RunRecord]]) -> list[StatementWords]:
     """Put each private run's statement into words; equal ones of a row are said once."""
     statements = []
     for name, group in groups.items():
@@ -217,6 +206,6 @@ def _statements(groups: Mapping[str, Sequence[RunRecord]]) -> list[_Statement]:
         for runs in distinct.values():
             seeds = ", ".join(str(run.seed) for run in runs if run.seed is not None)
             title = name if len(distinct) == 1 or not seeds else f"{name}, seed {seeds}"
-            words = describe(runs[0].statement or {})
-            statements.append(_Statement(title, words, runs[0].summary is None))
+            run = runs[0]
+            statements.append(describe(run.statement or {}, title, run.summary is None))
     return statements

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from pfl_bench.report.table import Cell, Column, Table
 from pfl_bench.runs.rows import RowResult
@@ -20,78 +21,77 @@ SETTINGS = {
     "multitask": "federated multi-task",
 }
 _PUBLISHED = Column("published", is_number=True, alias="reference")
-_COLUMNS = (
-    Column("row"),
-    Column("setting"),
-    Column("data"),
-    Column("metric"),
-    _PUBLISHED,
-    Column("published sd", only="programs"),
-    Column("published seeds", only="programs"),
-    Column("measured", is_number=True, only="people"),
-    Column("mean", only="programs"),
-    Column("sd", only="programs"),
-    Column("seeds", only="programs"),
-    Column("difference", is_number=True),
-    Column("verdict"),
-    Column("margin", only="programs"),
-    Column("interval", only="programs"),
-    Column("more seeds", only="programs"),
-)
-_EPSILONS = (
-    Column("epsilon (simulated)", is_number=True),
-    Column("delta (simulated)", only="programs"),
-    Column("epsilon (actual)", is_number=True),
-    Column("delta (actual)", only="programs"),
-)
-_REMARKS = (Column("source", only="programs"), Column("note", only="programs"))
+_Part = tuple[Column, Callable[[RowResult], str | Cell]]
 
 
 def results_table(rows: Sequence[RowResult], has_epsilons: bool = True) -> Table:
     """Make the table of results."""
-    notes, marks = _footnotes(rows)
-    columns = (*_COLUMNS, *(_EPSILONS if has_epsilons else ()), *_REMARKS)
+    notes = list(dict.fromkeys(filter(None, map(_footnote, rows))))
+    parts = _parts(notes, has_epsilons)
+    columns = tuple(column for column, _ in parts)
     own = [row.measured_here for row in rows if row.published is not None]
     if own and all(own):
         # Nobody published what is compared with.
         columns = tuple(replace(c, shows_alias=c is _PUBLISHED) for c in columns)
-    lines = [_line(row, mark, has_epsilons) for row, mark in zip(rows, marks, strict=True)]
-    return Table(columns, tuple(lines), tuple(notes), has_numbered_notes=True)
+    lines = tuple(tuple(cell_of(row) for _, cell_of in parts) for row in rows)
+    return Table(columns, lines, tuple(notes), has_numbered_notes=True)
 
 
-def _line(row: RowResult, mark: int | None, has_epsilons: bool) -> tuple[str | Cell, ...]:
-    color = "differs" if row.is_failure else "other"
-    color = "reproduced" if row.is_near else color
-    unit = "per example" if row.setting == "central_dp" else "per user"
-    epsilons = [
-        cell
-        for epsilon, delta in (
-            (row.epsilon_simulated, row.delta_simulated),
-            (row.epsilon_actual, row.delta_actual),
-        )
-        for cell in (epsilon_cell(epsilon, delta, unit), Cell("", delta))
+def _parts(notes: list[str], has_epsilons: bool) -> list[_Part]:
+    """The columns, and how each is filled from a row; the verdict has the number of its note."""
+
+    def verdict(row: RowResult) -> Cell:
+        color = "differs" if row.is_failure else "other"
+        style = f"verdict {'reproduced' if row.is_near else color}"
+        text = _footnote(row)
+        mark = notes.index(text) + 1 if text else None
+        return Cell(row.status, row.status, _beside(row), style=style, note=mark)
+
+    return [
+        (Column("row"), lambda row: row.name),
+        (
+            Column("setting"),
+            lambda r: Cell(r.setting, r.setting, page_text=SETTINGS.get(r.setting)),
+        ),
+        (Column("data"), lambda row: row.variant),
+        (Column("metric"), lambda row: row.metric),
+        (_PUBLISHED, _published),
+        _raw("published sd", lambda row: row.published_sd),
+        _raw("published seeds", lambda row: row.published_seeds),
+        (
+            Column("measured", is_number=True, only="people"),
+            lambda row: format_mean(row.mean, row.sd, len(row.measured)),
+        ),
+        _raw("mean", lambda row: row.mean),
+        _raw("sd", lambda row: row.sd),
+        _raw("seeds", lambda row: len(row.measured)),
+        (
+            Column("difference", is_number=True),
+            lambda row: Cell(format_value(row.difference, signed=True), row.difference),
+        ),
+        (Column("verdict"), verdict),
+        _raw("margin", lambda row: row.margin),
+        _raw("interval", lambda row: row.interval),
+        _raw("more seeds", lambda row: row.more_seeds),
+        *(part for side in ("simulated", "actual") if has_epsilons for part in _epsilons(side)),
+        _raw("source", lambda row: row.source or ""),
+        _raw("note", lambda row: row.note),
     ]
-    return (
-        row.name,
-        Cell(row.setting, row.setting, page_text=SETTINGS.get(row.setting)),
-        row.variant,
-        row.metric,
-        _published(row),
-        Cell("", row.published_sd),
-        Cell("", row.published_seeds),
-        format_mean(row.mean, row.sd, len(row.measured)),
-        Cell("", row.mean),
-        Cell("", row.sd),
-        Cell("", len(row.measured)),
-        Cell(format_value(row.difference, signed=True), row.difference),
-        Cell(row.status, row.status, _beside(row), style=f"verdict {color}", note=mark),
-        Cell("", row.margin),
-        Cell("", row.interval),
-        Cell("", row.more_seeds),
-        *(epsilons if has_epsilons else ()),
-        row.source or "",
-        row.note,
-    )
+
+
+def _raw(heading: str, value_of: Callable[[RowResult], Any]) -> _Part:
+    """A column of values for programs."""
+    return Column(heading, only="programs"), lambda row: Cell("", value_of(row))
+
+
+def _epsilons(side: str) -> tuple[_Part, _Part]:
+    def cell(row: RowResult) -> Cell:
+        unit = "per example" if row.setting == "central_dp" else "per user"
+        epsilon, delta = getattr(row, f"epsilon_{side}"), getattr(row, f"delta_{side}")
+        return epsilon_cell(epsilon, delta, unit)
+
+    delta = _raw(f"delta ({side})", lambda row: getattr(row, f"delta_{side}"))
+    return (Column(f"epsilon ({side})", is_number=True), cell), delta
 
 
 def _beside(row: RowResult) -> str:
@@ -124,16 +124,9 @@ def format_mean(mean: float | None, sd: float | None, seeds: int) -> Cell:
     return Cell(f"{format_value(mean)} ± {format_value(sd)}", detail=f"{seeds} seeds")
 
 
-def _footnotes(rows: Sequence[RowResult]) -> tuple[list[str], list[int | None]]:
-    """Sources and notes, each said once; and of each line the number of its own, from 1."""
-    texts = [
-        "; ".join(
-            filter(None, (f"source: {row.source}" if row.source else "", row.interval, row.note))
-        )
-        for row in rows
-    ]
-    notes = [text for text in dict.fromkeys(texts) if text]
-    return notes, [notes.index(text) + 1 if text else None for text in texts]
+def _footnote(row: RowResult) -> str:
+    source = f"source: {row.source}" if row.source else ""
+    return "; ".join(filter(None, (source, row.interval, row.note)))
 
 
 def format_value(value: float | None, *, signed: bool = False) -> str:

@@ -92,12 +92,8 @@ class RunRecord:
     @property
     def planned_rounds(self) -> int | None:
         """Rounds (central training: epochs) that the configuration asks for; None if data do."""
-        sections = (
-            ("federated", "num_rounds"),
-            ("multitask", "num_rounds"),
-            ("central", "num_epochs"),
-        )
-        for section, key in sections:
+        keys = {"federated": "num_rounds", "multitask": "num_rounds", "central": "num_epochs"}
+        for section, key in keys.items():
             options = self.config.get(section)
             if isinstance(options, Mapping) and isinstance(options.get(key), int):
                 return int(options[key])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate
 from statistics import fmean
@@ -139,7 +139,10 @@ def numbers(rows: Rows, kept: Sequence[str] = ()) -> str:
         "rows": {
             name: {
                 "unit": runs[0].step_unit,
-                "runs": [_columns(run, keys, steps) for run, steps in _thinned(runs, most)],
+                "runs": [
+                    _columns(run, keys, places)
+                    for run, places in zip(runs, _thinned(runs, most), strict=True)
+                ],
             }
             for name, runs in chosen.items()
         },
@@ -151,11 +154,10 @@ def numbers(rows: Rows, kept: Sequence[str] = ()) -> str:
 
 def _varying(rows: Rows, kept: Sequence[str]) -> list[str]:
     """Scalars that change in some run, those of evaluation first."""
-    seen: dict[str, float] = {}
     varying = set()
     for runs in rows.values():
         for run in runs:
-            seen.clear()
+            seen: dict[str, float] = {}
             for line in run.rounds:
                 for key, value in line.items():
                     number = None if key == "round" else as_float(value)
@@ -163,28 +165,24 @@ def _varying(rows: Rows, kept: Sequence[str]) -> list[str]:
                         continue
                     if seen.setdefault(key, number) != number:
                         varying.add(key)
-    wanted = {key for key in varying if not _DISTRIBUTIONS.search(key)} | (varying & {*kept})
-    wanted |= {*kept}
+    wanted = {key for key in varying if not _DISTRIBUTIONS.search(key)} | {*kept}
     order = ("test", "val", "train", "privacy", "systems", "time")
     ranks = {name: rank for rank, name in enumerate(order)}
     return sorted(wanted, key=lambda key: (ranks.get(key.partition("/")[0], 2), key))
 
 
-def _thinned(runs: Sequence[RunRecord], most: int) -> list[tuple[RunRecord, list[int]]]:
-    """Places of the lines that are shown: the same rounds of all seeds, evaluated ones first."""
+def _thinned(runs: Sequence[RunRecord], most: int) -> Iterator[Sequence[int]]:
+    """Places of each run's lines that are shown: the same of all seeds, evaluated ones first."""
     length = max((len(run.rounds) for run in runs), default=0)
     stride = -(-length // most)
-    thinned = []
     for run in runs:
         every = range(len(run.rounds))
-        if stride > 1:
-            evaluated = [i for i in every if any(map(is_evaluation, run.rounds[i]))]
-            half = max(1, -(-2 * len(evaluated) // most))
-            places = {*every[:: 2 * stride], *evaluated[::half], *evaluated[-1:], *every[-1:]}
-            thinned.append((run, sorted(places)))
-        else:
-            thinned.append((run, list(every)))
-    return thinned
+        if stride <= 1:
+            yield every
+            continue
+        evaluated = [i for i in every if any(map(is_evaluation, run.rounds[i]))]
+        half = max(1, -(-2 * len(evaluated) // most))
+        yield sorted({*every[:: 2 * stride], *evaluated[::half], *evaluated[-1:], *every[-1:]})
 
 
 def _columns(run: RunRecord, keys: Sequence[str], places: Sequence[int]) -> dict[str, Any]:

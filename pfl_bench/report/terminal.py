@@ -69,9 +69,8 @@ def _box(column: TextColumn, limit: int) -> list[list[str]]:
     longest += [len(line) for body in bodies for line in body]
     width = max(longest, default=1)
     cells = [textwrap.wrap(column.heading, width) or [""], *bodies]
-    if column.is_number:
-        return [[line.rjust(width) for line in cell] or [" " * width] for cell in cells]
-    return [[line.ljust(width) for line in cell] or [" " * width] for cell in cells]
+    flush = str.rjust if column.is_number else str.ljust
+    return [[flush(line, width) for line in cell] or [" " * width] for cell in cells]
 
 
 def _rows(block: Sequence[Sequence[Sequence[str]]]) -> list[str]:

@@ -38,6 +38,8 @@ class Claim:
 class StatementWords:
     """A statement, ready for a page; the facts are what else the claims rest on."""
 
+    title: str
+    is_planned: bool
     unit: str
     claims: tuple[Claim, ...]
     facts: tuple[tuple[str, str], ...]
@@ -45,12 +47,10 @@ class StatementWords:
     notes: tuple[str, ...]
 
 
-def describe(statement: Mapping[str, Any]) -> StatementWords:
-    """Put a privacy statement into words; members that it lacks are left out.
-
-    It is ``privacy.json``, with ``selection.json`` as "selection" for a run that a sweep has
-    chosen.
-    """
+def describe(
+    statement: Mapping[str, Any], title: str = "", is_planned: bool = False
+) -> StatementWords:
+    """Put a ``RunRecord``'s privacy statement into words; members that it lacks are left out."""
     unit = str(statement.get("unit", "unknown"))
     clip = statement.get("clip")
     adjacency = str(statement.get("adjacency") or "")
@@ -73,6 +73,8 @@ def describe(statement: Mapping[str, Any]) -> StatementWords:
         ("Epsilon with the choice among trials", _selection(statement.get("selection"))),
     ]
     return StatementWords(
+        title=title,
+        is_planned=is_planned,
         unit=_UNITS.get(unit, unit),
         claims=tuple(
             _claim(kind, statement[kind], unit)
@@ -123,13 +125,8 @@ def _claim(kind: str, side: Mapping[str, Any], unit: str) -> Claim:
         f"{sampling.replace('{q}', _number(side.get('sampling_probability')))}; "
         f"noise multiplier {_number(side.get('noise_multiplier'))}"
     )
-    return Claim(
-        kind=kind,
-        epsilon=format_epsilon(epsilon, None),
-        delta="" if delta is None else small(delta, 4),
-        about=about,
-        detail=detail,
-    )
+    bound = "" if delta is None else small(delta, 4)
+    return Claim(kind, format_epsilon(epsilon, None), bound, about, detail)
 
 
 def _number(value: Any) -> str:

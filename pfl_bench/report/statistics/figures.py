@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
 from pfl_bench.report.canvas import PALETTE, write_figure
+from pfl_bench.report.statistics.text import parts_of
 from pfl_bench.types import DataError
 
 _DOTS_PER_INCH = 150
@@ -29,9 +30,7 @@ _STYLES = ("solid", "dashed", "dotted", "dashdot")
 
 def store_figures(statistics: Mapping[str, Any]) -> dict[str, Figure]:
     """Draw "examples_per_user", "quantity_skew" and, of integer targets, "labels"."""
-    parts = dict(statistics["splits"])
-    if statistics["all_splits"] is not None and len(parts) > 1:
-        parts[_ALL] = statistics["all_splits"]
+    parts = parts_of(statistics, _ALL)
     figures = {
         "examples_per_user": _examples_per_user(statistics["size_histogram"]),
         "quantity_skew": _quantity_skew(parts),

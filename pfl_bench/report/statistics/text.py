@@ -36,9 +36,7 @@ def format_statistics(statistics: Mapping[str, Any]) -> str:
     of different users.
     """
     facts = statistics["facts"]
-    parts = dict(statistics["splits"])
-    if statistics["all_splits"] is not None and len(parts) > 1:
-        parts[_ALL] = statistics["all_splits"]
+    parts = parts_of(statistics, _ALL)
     sizes = dict(statistics["splits"])
     if len(sizes) > 1:
         sizes[_ALL] = statistics["all_users"]
@@ -71,6 +69,13 @@ def format_statistics(statistics: Mapping[str, Any]) -> str:
         ),
     ]
     return "\n".join([*lines, *_labels(parts), *_columns(statistics)])
+
+
+def parts_of(statistics: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """What is said of the splits and, as ``name``, of several together where it can be."""
+    together = statistics["all_splits"]
+    has_all = together is not None and len(statistics["splits"]) > 1
+    return {**statistics["splits"], **({name: together} if has_all else {})}
 
 
 def _source_lines(extra: Mapping[str, Any]) -> list[str]:
@@ -162,13 +167,11 @@ def _column_row(name: str, column: Mapping[str, Any]) -> list[str]:
     for split in column["splits"].values():
         counts.update(split["counts"])
     commonest = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    shown = " ".join(f"{value}:{count}" for value, count in commonest[:_TABLE_VALUES])
-    more = len(counts) - _TABLE_VALUES
     return [
         name,
         "-" if column["named"] is None else f"{column['named']:,}",
         *(f"{split['distinct']:,}" for split in column["splits"].values()),
-        shown + (f" and {more} more" if more > 0 else ""),
+        _first([f"{value}:{count}" for value, count in commonest], _TABLE_VALUES),
     ]
 
 
@@ -214,9 +217,12 @@ def _share_row(name: str, labels: Mapping[str, Any]) -> list[str]:
 
 def _highest(values: Mapping[str, tuple[float, str]]) -> str:
     order = sorted(values, key=lambda label: (-values[label][0], int(label)))
-    more = len(order) - _TABLE_LABELS
-    shown = " ".join(f"{label}:{values[label][1]}" for label in order[:_TABLE_LABELS])
-    return shown + (f" and {more} more" if more > 0 else "")
+    return _first([f"{label}:{values[label][1]}" for label in order], _TABLE_LABELS)
+
+
+def _first(texts: list[str], most: int) -> str:
+    more = len(texts) - most
+    return " ".join(texts[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def _decimal(value: float | None) -> str:
