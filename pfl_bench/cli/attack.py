@@ -45,7 +45,6 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _source(arguments: argparse.Namespace) -> tuple[Path, Path]:
-    """The configuration that is attacked, and the folder of the attack."""
     run_folder = Path(arguments.target)
     if run_folder.is_dir():
         source = run_folder / "config.yaml"

@@ -70,7 +70,6 @@ def _completer(names: Callable[[], Iterator[str]], takes_paths: bool) -> Callabl
 
 
 def _bundled() -> list[Path]:
-    """Paths of all bundled files, from their folder."""
     from pfl_bench.config.bundled_rows import bundled_configs
 
     root = bundled_configs()
@@ -103,7 +102,6 @@ def _settings() -> Iterator[str]:
 
 
 def _plugins(kind: str) -> Iterator[str]:
-    """Names of the plug-ins of a kind, by its name in ``pfl_bench.plugins``."""
     from pfl_bench import plugins
 
     yield from plugins.available(getattr(plugins, kind))

@@ -190,7 +190,6 @@ def _list(arguments: argparse.Namespace) -> int:
 
 
 def _statistics_module(task: str, overrides: Sequence[str]) -> ModuleType | None:
-    """The statistics that a task has of its own, if it has any."""
     if task in plugins.available(plugins.STATISTICS):
         return plugins.load(plugins.STATISTICS, task)
     if overrides:
@@ -202,7 +201,6 @@ def _statistics_module(task: str, overrides: Sequence[str]) -> ModuleType | None
 
 
 def _plot(statistics: dict[str, Any], module: ModuleType | None, folder: Path) -> list[str]:
-    """Draw the statistics; gives the paths of the pictures."""
     from pfl_bench.report.statistics import figures
 
     facts, task, notice = statistics["facts"], statistics["task"], None

@@ -68,7 +68,6 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _overview() -> Iterator[tuple[str, str]]:
-    """The kinds of names that can be listed, with their number."""
     for what, kind in LISTED.items():
         names = plugins.available(kind)
         yield what, f"{len(names)}: {', '.join(names)}"
@@ -78,7 +77,6 @@ def _overview() -> Iterator[tuple[str, str]]:
 
 
 def _plugins(kind: plugins.PluginKind) -> tuple[list[dict[str, Any]], list[str]]:
-    """Plug-ins of a kind, and why files were left out."""
     entries, refused = [], []
     for name in plugins.available(kind):
         try:
@@ -138,7 +136,6 @@ def _tables() -> Iterator[dict[str, Any]]:
 
 
 def _copy(arguments: argparse.Namespace) -> int:
-    """Write a row, bundled or not, to a file of the user's."""
     source, target = locate_row(arguments.row), Path(arguments.file)
     if target.suffix != ".yaml":
         raise ConfigError(f"{target}: a row is a file whose name ends in .yaml; name it so")

@@ -95,7 +95,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _add_plugin_folders(arguments: argparse.Namespace) -> None:
-    """Find plug-ins in the folders of ``--plugins``."""
     if not getattr(arguments, "plugins", None):
         return
     if hasattr(arguments, "overrides"):
@@ -122,7 +121,7 @@ def _parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpa
 
 
 def attempt(action: Callable[..., _T], *given: Any) -> _T | str:
-    """What an action returns, or what ``explain`` says of its error; ours are raised."""
+    """The result of an action, or the message that ``explain`` has for its error."""
     try:
         return action(*given)
     except Exception as error:

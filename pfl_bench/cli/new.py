@@ -128,7 +128,6 @@ def _package_of(home: Path) -> str:
 
 
 def _render(kind: str, name: str, package: str) -> dict[str, str]:
-    """The text of each file by its path in the folder."""
     made = KINDS[kind]
     environment = Environment(
         loader=FileSystemLoader(_TEMPLATES), undefined=StrictUndefined, keep_trailing_newline=True

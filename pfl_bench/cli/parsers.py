@@ -43,7 +43,6 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _add_runs(commands: Commands) -> None:
-    """Commands that train rows."""
     run = commands.add_parser("run", help="run one row")
     add(run, "config CONFIG.yaml", "file, or a bundled demo/<row>.yaml")
     add_overrides(run)
@@ -94,7 +93,6 @@ def _add_launcher(command: argparse.ArgumentParser) -> None:
 
 
 def _add_rows(commands: Commands) -> None:
-    """Commands that look at what there is."""
     listing = commands.add_parser("list", help="tasks, rows, tables and methods, a line each")
     names = (
         *("tasks", "rows", "tables", "algorithms", "mechanisms", "metrics", "selectors"),
@@ -118,7 +116,6 @@ def _add_rows(commands: Commands) -> None:
 
 
 def _add_own(commands: Commands) -> None:
-    """Commands for plug-ins and the shell of one's own."""
     new = commands.add_parser("new", help="a plug-in of your own to start from, with its test")
     kinds = ("task", "algorithm", "mechanism", "metric", "selector", "attack")
     add(new, "kind", choices=(*kinds, "aggregation", "compression", "tracker"))
@@ -136,7 +133,6 @@ def _add_own(commands: Commands) -> None:
 
 
 def _add_checks(commands: Commands) -> None:
-    """Commands that put a claim to the test."""
     audit = commands.add_parser("audit", help="derive every privacy claim of a run anew")
     add(audit, "run RUN_DIR")
     shown = "also bound epsilon of a search over K such runs (default 10)"
@@ -179,7 +175,6 @@ def _add_checks(commands: Commands) -> None:
 
 
 def _add_pages(commands: Commands) -> None:
-    """Commands that write a page."""
     report = commands.add_parser("report", help="one self-contained page of run folders")
     add(report, "runs RUN_DIR", "run folders, or folders of such", nargs="+")
     add_out(report, None, "FILE.html", default="report.html")

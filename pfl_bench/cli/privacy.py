@@ -161,7 +161,6 @@ def _setting(accounted: dict[str, Any]) -> str:
 
 
 def _planned(row: str) -> dict[str, Any]:
-    """The statement of a row as planned, as JSON has it."""
     from pfl_bench.config.bundled_rows import locate_row
     from pfl_bench.config.loading import load_config
     from pfl_bench.runs.preview import preview

@@ -146,7 +146,6 @@ def _paint(
     curves: dict[tuple[float, str], list[tuple[int, shared.Pair]]],
     side: str,
 ) -> None:
-    """Draw one panel."""
     from matplotlib.ticker import StrMethodFormatter
 
     from pfl_bench.report.canvas import DASHES, PALETTE

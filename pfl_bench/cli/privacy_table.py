@@ -157,7 +157,6 @@ def _document(
     accountants: Sequence[str],
     notes: list[str],
 ) -> dict[str, Any]:
-    """The table as JSON takes it."""
     sides, rows = shared.sides(arguments), []
     for line in lines:
         row: dict[str, Any] = {"rounds": line.rounds, "noise_multiplier": line.noise_multiplier}

@@ -66,7 +66,6 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _print_numbers(summary: dict[str, Any], out: Path) -> None:
-    """Print a run's privacy statement and its metrics."""
     if summary["privacy"] is not None:
         from privacy.statement.statement import PrivacyStatement
 

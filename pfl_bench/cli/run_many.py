@@ -150,7 +150,6 @@ def run_all(plans: Plans, arguments: argparse.Namespace, out: Path) -> Batch:
 
 
 def _train(run_folder: Path, resolved: ResolvedConfig) -> dict[str, Any]:
-    """Run or resume one run and write its page."""
     from pfl_bench.files import read_json
     from pfl_bench.report.page import write_report
     from pfl_bench.runs.runner import run

@@ -53,7 +53,6 @@ class RunResult:
         return f'<table>{"".join(cells)}</table><div style="{style}">{"".join(boxes)}</div>'
 
     def _curves(self) -> Iterator[tuple[str, str]]:
-        """Titles and pictures of the first curves of a report on this run."""
         from pfl_bench.report.panels import learning_panels
         from pfl_bench.report.run_folder import read_run
 
@@ -222,7 +221,6 @@ def load_run(folder: str | Path) -> RunResult:
 
 
 def _pandas() -> Any:
-    """The package pandas, which is an extra."""
     try:
         import pandas as pd
     except ImportError:

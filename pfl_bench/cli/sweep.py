@@ -169,7 +169,6 @@ def _choose(sweep: LoadedSweep, only: int | None) -> tuple[Combination, ...]:
 
 
 def _words(sweep: LoadedSweep, ran: Ran, out: Path) -> str:
-    """The chosen combination, and how to test it."""
     best = ran.results[0]
     if not ran.is_whole:
         total = sweep.optuna.trials if sweep.optuna else len(sweep.combinations)

@@ -18,10 +18,7 @@ _CONFIDENCE = 0.95
 
 
 def roc_picture(found: Mapping[str, Any]) -> canvas.Picture:
-    """Draw one kind of ``attack.json``, on logarithmic axes.
-
-    The band is that of Clopper-Pearson at 95 %, point by point, as if trials were independent.
-    """
+    """Draw one kind of ``attack.json``; bands: Clopper-Pearson, 95 %, as of independent trials."""
     false = np.array(found["roc"]["false_positives"])
     true = np.array(found["roc"]["true_positives"])
     outs, ins = found["trials"]["out"], found["trials"]["in"]

@@ -16,7 +16,6 @@ from pfl_bench.types import RunFolderError, as_float
 
 # Failures first, then what was not looked at: that is what a reader should see.
 _ORDER = ("failed", "incomplete", "skipped", "passed")
-
 _COUNTED = ("passed", "failed", "incomplete", "skipped")
 
 
@@ -59,10 +58,8 @@ def _is_stale(run: RunRecord, document: Mapping[str, Any]) -> bool:
         return True
     stated = run.statement or {}
     now = {side: (stated.get(side) or {}).get("epsilon") for side in ("simulated", "actual")}
-    return (document.get("unit", stated.get("unit")), document.get("epsilon", now)) != (
-        stated.get("unit"),
-        now,
-    )
+    audited = (document.get("unit", stated.get("unit")), document.get("epsilon", now))
+    return audited != (stated.get("unit"), now)
 
 
 def _read(path: Path) -> dict[str, Any] | None:
@@ -80,25 +77,20 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 def _words(name: str, run: RunRecord, document: Mapping[str, Any]) -> AuditWords:
     counts = document.get("counts") or {}
-    checks = [
-        tuple(str(check.get(key, "")) for key in ("name", "outcome", "claim", "evidence"))
-        for check in document["checks"]
-    ]
+    keys = ("name", "outcome", "claim", "evidence")
+    checks = [tuple(str(check.get(key, "")) for key in keys) for check in document["checks"]]
     # A stable sort: within an outcome, the audit's own order stays.
     checks.sort(key=lambda check: _ORDER.index(check[1]) if check[1] in _ORDER else -1)
+    lines = [
+        (name.replace("_", " "), outcome_cell(outcome), claim, evidence)
+        for name, outcome, claim, evidence in checks
+    ]
     return AuditWords(
         title=name if run.seed is None else f"{name}, seed {run.seed}",
         status=_status(document),
         counts=", ".join(f"{counts.get(key, 0)} {key}" for key in _COUNTED),
         is_stale=_is_stale(run, document),
-        checks=Table.of(
-            ("check", "outcome", "claim", "evidence"),
-            [
-                (name.replace("_", " "), outcome_cell(outcome), claim, evidence)
-                for name, outcome, claim, evidence in checks
-            ],
-            to_left=range(4),
-        ),
+        checks=Table.of(("check", *keys[1:]), lines, to_left=range(4)),
         tuning=_tuning(document.get("tuned_runs") or {}),
     )
 
@@ -121,10 +113,8 @@ def _status(document: Mapping[str, Any]) -> str:
 
 def _tuning(tuned: Mapping[str, Any]) -> str:
     epsilons = tuned.get("epsilon") or {}
-    parts = [
-        f"epsilon ({side}) {format_epsilon(as_float(value), None)}"
-        for side, value in epsilons.items()
-    ]
-    if not parts:
+    values = {side: format_epsilon(as_float(value), None) for side, value in epsilons.items()}
+    if not values:
         return ""
-    return f"A search over {tuned.get('runs')} such runs: {', '.join(parts)}. {tuned.get('covers')}"
+    parts = ", ".join(f"epsilon ({side}) {value}" for side, value in values.items())
+    return f"A search over {tuned.get('runs')} such runs: {parts}. {tuned.get('covers')}"

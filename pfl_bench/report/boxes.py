@@ -23,10 +23,7 @@ _MEDIAN, _MEAN = PALETTE[1], PALETTE[2]
 
 @dataclass(frozen=True)
 class Box:
-    """A distribution over clients, each weighing the same: p10, p25, p50, p75, p90, and the mean.
-
-    Several seeds are averaged, number by number.
-    """
+    """p10, p25, p50, p75, p90 and mean over clients, each weighing the same; means over seeds."""
 
     label: str
     percentiles: tuple[float, ...]
@@ -66,7 +63,7 @@ def draw_boxes(identifier: str, metric: str, boxes: Sequence[Box]) -> Picture:
         ink = {"color": INK, "linewidth": 1.1}
         mean = {"marker": "^", "markersize": 7, "markerfacecolor": _MEAN, "markeredgecolor": _MEAN}
         numbers = [
-            {**dict(zip(_PARTS, (*box.percentiles, box.mean), strict=True)), "label": box.label}
+            dict(zip((*_PARTS, "label"), (*box.percentiles, box.mean, box.label), strict=True))
             for box in boxes
         ]
         axes.bxp(

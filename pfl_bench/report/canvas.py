@@ -47,9 +47,8 @@ def dashes(style: int) -> tuple[float, ...]:
 class Picture:
     """One picture, drawn when it is asked for; ``size`` is width and height in inches.
 
-    The identifier is a prefix that keeps its ids apart from those of other pictures. ``paint``
-    draws with the colours of this module alone. Of ``titles`` a browser shows that of an artist's
-    gid.
+    The identifier keeps its ids apart from those of other pictures. ``paint`` draws with the
+    colours of this module alone. A browser shows that of the ``titles`` whose key is a gid.
     """
 
     identifier: str
@@ -73,10 +72,7 @@ class Picture:
         return re.sub(r">\s+<", "><", text)
 
     def save(self, stem: Path, y_label: str = "", endings: Sequence[str] = ("svg", "pdf")) -> None:
-        """Write the picture for a paper, as STEM.svg and STEM.pdf, with its legend.
-
-        ``y_label`` names the vertical axis where the picture does not.
-        """
+        """Write the picture for a paper, with its legend; ``y_label`` is for an axis without."""
         from matplotlib.colors import to_hex
         from matplotlib.lines import Line2D
 
@@ -140,8 +136,7 @@ def _settings(identifier: str) -> contextlib.AbstractContextManager[Any]:
 def _inline(svg: str, identifier: str, description: str, width: float) -> str:
     """Cut the picture out of its document and hand its colours and fonts to the page."""
     svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL)
+    svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL)
     svg = re.sub(r'\sxmlns(:xlink)?="[^"]*"', "", svg)
     svg = svg.replace("xlink:href", "href")
     svg = re.sub(r'\bid="', f'id="{identifier}-', svg)

@@ -18,11 +18,10 @@ AMOUNTS = ("flops", "bytes_down", "bytes_up")
 
 @dataclass(frozen=True)
 class Price:
-    """Cost of a row's runs until they reached a value, averaged over those that did.
+    """Mean cost of a row's runs until they reached a value; if none did, of all until their ends.
 
-    If none did, it is that of all runs until their ends. FLOPs and bytes are those of all clients
-    together; steps are rounds (central training: epochs). ``best`` is the metric's in any run, None
-    where nothing tells; ``seconds`` are simulated, None without devices.
+    FLOPs and bytes are those of all clients together; steps are rounds (central training: epochs).
+    ``best`` is the metric's in any run; ``seconds`` are simulated. None: nothing tells.
     """
 
     num_runs: int
@@ -67,7 +66,6 @@ def amounts(entry: Any) -> dict[str, float] | None:
 
 
 def _whole(run: RunRecord) -> dict[str, float] | None:
-    """The amounts of a whole run; None if it does not say them."""
     return None if run.summary is None else amounts(run.summary.systems)
 
 
@@ -134,10 +132,7 @@ def _table(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> Table | N
 
 
 def clock_table(groups: Mapping[str, Sequence[RunRecord]]) -> Table | None:
-    """Table of rows with simulated devices by simulated time; None without such rows.
-
-    All numbers are means over finished runs; lost and too late are numbers of participants.
-    """
+    """Table of rows with simulated devices: means over finished runs; None without such rows."""
     lines: list[tuple[str, ...]] = []
     for name, group in groups.items():
         found = [one for run in group if (one := _simulated(run))]

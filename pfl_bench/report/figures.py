@@ -26,8 +26,7 @@ def draw_figures(
 ) -> list[DrawnFigure]:
     """Draw a view's figures from runs by the name of their row, finished or not.
 
-    Rows that have no run are named below the figures that want them. If only some rows were asked
-    for, figures show no others, and figures of none of them are left out.
+    Figures show the rows that were asked for alone; figures of none of them are left out.
     """
     labels = {row.row: row.shown_as for row, _ in view.rows}
     drawn = []
@@ -59,12 +58,8 @@ def _draw(identifier: str, figure: Figure, rows: Rows) -> DrawnFigure:
     if figure.kind == "curves" and drawn.panels:
         pairs = zip(panels.legend(rows), rows.values(), strict=True)
         legend = [entry for entry, runs in pairs if any(run.rounds for run in runs)]
-    return replace(
-        drawn,
-        legend=tuple(legend),
-        wide=figure.kind != "curves",
-        notes=(*notes, *drawn.notes),
-    )
+    wide = figure.kind != "curves"
+    return replace(drawn, legend=tuple(legend), wide=wide, notes=(*notes, *drawn.notes))
 
 
 def _boxes(identifier: str, figure: Figure, rows: Rows) -> DrawnFigure:
@@ -82,7 +77,8 @@ def _boxes(identifier: str, figure: Figure, rows: Rows) -> DrawnFigure:
                 )
             continue
         boxes.append(box)
-        clients = " / ".join(sorted({_clients(run, metric) for run in finished}))
+        counts = {run.metrics.get(f"{metric.partition('/')[0]}/num_clients") for run in finished}
+        clients = " / ".join(sorted("-" if one is None else f"{int(one):,}" for one in counts))
         lines.append((label, clients, *map(format_value, (*box.percentiles, box.mean))))
         if box.num_runs > 1:
             notes.append(f"{label}: averaged over {box.num_runs} seeds, number by number")
@@ -95,12 +91,6 @@ def _boxes(identifier: str, figure: Figure, rows: Rows) -> DrawnFigure:
         Table.of(("row", "clients", "p10", "p25", "median", "p75", "p90", "mean"), lines),
         tuple(notes),
     )
-
-
-def _clients(run: RunRecord, metric: str) -> str:
-    split = metric.partition("/")[0]
-    count = run.metrics.get(f"{split}/num_clients")
-    return "-" if count is None else f"{int(count):,}"
 
 
 def _budgets(identifier: str, figure: Figure, rows: Rows) -> DrawnFigure:
@@ -145,7 +135,6 @@ def _budgets(identifier: str, figure: Figure, rows: Rows) -> DrawnFigure:
 
 
 def _misses(price: Price, steps: str) -> str:
-    """Runs that did not reach the value, and how near they came, in words."""
     if price.num_reached:
         missed = price.num_runs - price.num_reached
         return f" by {missed} of {price.num_runs} seeds, which are left out of the means"

@@ -17,8 +17,8 @@ _Group = Mapping[str, RowResult]
 def make_grid(rows: Sequence[RowResult], labels: Mapping[str, str]) -> Table:
     """Arrange lines of a table, a metric of a row each, as a grid of "published / measured".
 
-    Columns are in the order of ``labels``, which rename rows; the others come last. Below stand how
-    many agree, and the epsilons. What all metrics' names begin with is in the corner alone.
+    Columns are in the order of ``labels``, which rename rows; the others come last. What all
+    metrics' names begin with is in the corner alone.
     """
     groups: dict[str, dict[str, RowResult]] = {name: {} for name in labels}
     for row in rows:

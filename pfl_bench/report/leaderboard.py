@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from pfl_bench.files import write_atomically, write_json
 from pfl_bench.report.audit import outcome_cell
@@ -66,10 +67,7 @@ class Utility:
 
 @dataclass(frozen=True, kw_only=True)
 class Row(Record):
-    """A record in its table: whom it protects, within which bound of epsilon, and what has no rank.
-
-    ``rank`` is None where ``unranked`` says why; ``front`` is that of utility against epsilon.
-    """
+    """A record in its table, whose ``rank`` is None where ``unranked`` says why."""
 
     utility: Utility
     protects: str
@@ -105,27 +103,19 @@ def ranked(found: Iterable[Record]) -> list[Standings]:
     tables = []
     for rows in groups.values():
         data, best, attack = rows[0].data, rows[0].headline, rows[0].attack
-        table = Standings(data, best.metric, best.lower_is_better, attack, _ranked(rows))
-        tables.append(table)
+        tables.append(Standings(data, best.metric, best.lower_is_better, attack, _ranked(rows)))
     return sorted(tables, key=lambda table: (table.data.task, table.metric))
 
 
 def _row(record: Record) -> Row:
     metric, epsilon = record.headline.metric, record.epsilon
     values = record.metrics.get(metric) or [None] * len(record.seeds)
-    (line, *_) = rows_from_summaries(
-        [
-            {
-                "name": record.row,
-                "setting": record.setting,
-                "variant": str(record.data.variant),
-                "seed": seed,
-                "metrics": {} if value is None else {metric: value},
-                "expected": [],
-            }
-            for seed, value in zip(record.seeds, values, strict=True)
-        ]
-    )
+    about = {"name": record.row, "setting": record.setting, "variant": str(record.data.variant)}
+    summaries: list[dict[str, Any]] = [
+        {**about, "seed": seed, "metrics": {} if one is None else {metric: one}, "expected": []}
+        for seed, one in zip(record.seeds, values, strict=True)
+    ]
+    (line, *_) = rows_from_summaries(summaries)
     return Row(
         **vars(record),
         utility=Utility(line.mean, line.sd, line.measured),
@@ -203,8 +193,8 @@ def _board(place: int, table: Standings) -> Board:
     ]
     notes: list[str] = []
     lines = [_line(row, notes) for row in table.rows]
-    shown = Table.of(_HEADINGS, lines, to_left=(0, 2, 4, 7, 10), notes=notes)
-    shown = replace(shown, has_numbered_notes=True)
+    plain = Table.of(_HEADINGS, lines, to_left=(0, 2, 4, 7, 10), notes=notes)
+    shown = replace(plain, has_numbered_notes=True)
     private = [
         (row.row, row.epsilon or 0.0, row.utility.mean or 0.0, row.protects, row.front)
         for row in table.rows

@@ -58,11 +58,7 @@ def write_page(
         group.sort(key=lambda run: -1 if run.seed is None else run.seed)
     rows = _rows(groups)
     results = results_table(rows, has_epsilons=any(run.is_private for run in runs))
-    alike: list[tuple[str, str]] = []
-    if labels is None:
-        results, alike = results.split_constants()
-    else:
-        results = make_grid(rows, labels)
+    results, alike = results.split_constants() if labels is None else (make_grid(rows, labels), [])
     every = [run for group in groups.values() for run in group]
     learning, clients = panels.learning_panels(groups), panels.client_panels(groups)
     boxes, devices = panels.box_panels(groups), system_panels(groups)
@@ -118,7 +114,6 @@ def fill(template: str, **values: Any) -> str:
 
 
 def _asset(name: str) -> str:
-    """A file of this package that is part of each page."""
     return resources.files("pfl_bench.report").joinpath(name).read_text(encoding="utf-8")
 
 
@@ -141,16 +136,14 @@ def _save_figures(shown: Sequence[panels.Panel], folder: Path) -> None:
 
 
 def _title(runs: Sequence[RunRecord]) -> str:
-    """Name the row, or the tasks of several rows."""
-    names = list(dict.fromkeys(run.name for run in runs))
+    names = {run.name for run in runs}
     if len(names) == 1:
-        return names[0]
+        return runs[0].name
     tasks = [task for task in dict.fromkeys(run.task for run in runs) if task]
     return f"{', '.join(tasks)}: {len(names)} rows" if tasks else f"{len(names)} rows"
 
 
 def _subtitle(groups: Mapping[str, Sequence[RunRecord]]) -> str:
-    """Count rows and runs."""
     runs = [run for group in groups.values() for run in group]
     unfinished = sum(run.summary is None for run in runs)
     rest = f", {unfinished} unfinished" if unfinished else ""

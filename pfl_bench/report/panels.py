@@ -55,10 +55,7 @@ class LegendEntry:
 
 @dataclass(frozen=True)
 class DrawnFigure:
-    """One figure of a view: pictures (none if nothing could be drawn), and their numbers.
-
-    The legend is empty where the pictures say it themselves; a wide one takes the page's width.
-    """
+    """One figure of a view, its numbers, and a legend where the pictures do not say it."""
 
     title: str
     reading: str
@@ -89,11 +86,7 @@ def legend(rows: Rows) -> list[LegendEntry]:
 
 
 def learning_panels(rows: Rows) -> dict[str, Learning]:
-    """Draw evaluation, training loss, clip norm and epsilons, by the name of the row.
-
-    Under "epoch" of central rows, under "round" of all others, whose horizontal axes cannot be
-    compared.
-    """
+    """Draw evaluation, loss, clip norm and epsilons: central rows by "epoch", others by "round"."""
     learning: dict[str, Learning] = {}
     for unit in ("round", "epoch"):
         # Rows of the other unit keep their places, which are their looks.
@@ -128,10 +121,7 @@ def widen(panels: Sequence[Panel]) -> list[Panel]:
 
 
 def client_panels(rows: Rows) -> list[Panel]:
-    """Draw, a picture a row, how a metric is spread over clients: p10 to p90 around p50.
-
-    All have the same vertical axis; several seeds are averaged.
-    """
+    """Draw, a picture a row, how a metric is spread over clients: p10 to p90 around p50."""
     drawn: list[tuple[str, str, curves.Line]] = []
     shared: dict[str, list[float]] = {}
     for style, (name, runs) in enumerate(rows.items()):
@@ -184,10 +174,9 @@ def _final_headlines(runs: Sequence[RunRecord]) -> list[str]:
 
 
 def headline_keys(runs: Sequence[RunRecord]) -> list[str]:
-    """Scalars of the rounds that show how well a row does.
+    """The row's expected metrics on the split that is evaluated during training, "val" first.
 
-    They are the row's expected metrics on the split that was evaluated during training, "val"
-    before others; without any, one accuracy, or else one evaluation metric.
+    Without any, one accuracy, or else one evaluation metric.
     """
     logged = {key for run in runs for row in run.rounds for key in row if "/" in key}
     evaluated = sorted(filter(is_evaluation, logged))
@@ -213,15 +202,8 @@ def _epsilons_agree(rows: Rows) -> bool:
 
 def _client_stem(runs: Sequence[RunRecord]) -> str | None:
     """The metric whose spread over clients is shown: the headline's, else the first."""
-    stems = sorted(
-        {
-            match["stem"]
-            for run in runs
-            for row in run.rounds
-            for key in row
-            if (match := _PERCENTILE.match(key))
-        }
-    )
+    logged = {key for run in runs for row in run.rounds for key in row}
+    stems = sorted(match["stem"] for key in logged if (match := _PERCENTILE.match(key)))
     for key in headline_keys(runs):
         split, base = key.split("/", 1)
         if f"{split}/client_{base}" in stems:
@@ -292,7 +274,6 @@ def _top(drawn: Sequence[Curve]) -> float | None:
 
 
 def _out_of_view(drawn: Sequence[curves.Line], top: float | None, rows: Rows, key: str) -> str:
-    """Name the rows that are not drawn to their end."""
     values = {one.name: [run.series(key)[1] for run in speaking(rows[one.name])] for one in drawn}
     infinite = [name for name, found in values.items() if any(map(math.isinf, chain(*found)))]
     above = [one for one in drawn if top is not None and max(one.curve.high) > top]

@@ -70,10 +70,7 @@ def draw_points(identifier: str, points: Sequence[Point]) -> Picture:
 def draw_front(
     identifier: str, rows: Sequence[tuple[str, float, float, str, bool]], metric: str
 ) -> Picture:
-    """Draw private rows as points; those on the front of a unit are full, and joined by a line.
-
-    A row is its name, epsilon, utility, unit and whether it is on the front.
-    """
+    """Draw private rows: name, epsilon, utility, unit, and whether it is on the unit's front."""
     titles = {
         f"point{place}": f"{name}: {utility:.4g} at epsilon {epsilon:.4g}"
         for place, (name, epsilon, utility, _, _) in enumerate(rows)

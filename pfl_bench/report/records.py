@@ -49,10 +49,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Privacy:
-    """The protected unit, both claims of the weakest run, and the number of audits by status.
-
-    The unit is "user", "example" or "nobody".
-    """
+    """The unit ("user", "example", "nobody"), the weakest run's claims, audits by status."""
 
     unit: str
     simulated: Claim
@@ -103,11 +100,7 @@ class Record:
 
 
 def records(runs: Iterable[RunRecord]) -> list[Record]:
-    """Gather finished runs by experiment and data, and say of each what all its seeds came to.
-
-    Runs belong together if name, configuration and data are the same: what may differ within a row
-    (``pfl_bench.config.row_differences``) may differ here.
-    """
+    """Gather finished runs by name, experiment and data, and say what all seeds of each came to."""
     groups: dict[str, list[RunRecord]] = {}
     for run in runs:
         if run.summary is not None:
@@ -117,10 +110,7 @@ def records(runs: Iterable[RunRecord]) -> list[Record]:
 
 
 def told_apart(runs: Sequence[RunRecord]) -> list[RunRecord]:
-    """Name runs so that none are taken for seeds of one row that differ in more.
-
-    Each further experiment of a name has its place and its differences in the name.
-    """
+    """Name runs so that each further experiment of a name has its differences in the name."""
     found: dict[str, dict[str, RunRecord]] = {}
     for run in runs:
         found.setdefault(run.name, {}).setdefault(experiment(run.config), run)
@@ -146,7 +136,6 @@ def data_of(run: RunRecord) -> Data:
 
 
 def _record(runs: Sequence[RunRecord]) -> Record:
-    """The record of the runs of one experiment, in the order of their seeds."""
     first, environments = runs[0], [run.environment for run in runs]
     summaries = [run.summary for run in runs if run.summary is not None]
     headline = (first.headlines or [""])[0]
@@ -178,7 +167,6 @@ def _record(runs: Sequence[RunRecord]) -> Record:
 
 
 def _metrics(summaries: Sequence[RunSummary]) -> dict[str, list[float | None]]:
-    """Final metrics, one value a seed, without their spread over clients and strata."""
     names = dict.fromkeys(name for one in summaries for name in one.metrics)
     return {
         name: [one.metrics.get(name) for one in summaries]

@@ -95,7 +95,6 @@ def _epsilons(side: str) -> tuple[_Part, _Part]:
 
 
 def _beside(row: RowResult) -> str:
-    """Number of further seeds, or other need, of an undecided verdict; in words."""
     if row.more_seeds is None:
         return ""
     return f"{row.more_seeds} more seed{'s' * (row.more_seeds != 1)}"
@@ -108,7 +107,6 @@ def epsilon_cell(epsilon: float | None, delta: float | None, unit: str = "") -> 
 
 
 def _published(row: RowResult) -> Cell:
-    """The published number: a value, or a mean with its standard deviation over seeds."""
     if row.published_sd is None:
         return Cell(format_value(row.published), row.published)
     spread = f"{format_value(row.published)} ± {format_value(row.published_sd)}"

@@ -24,16 +24,11 @@ def run_table(runs: Sequence[RunRecord]) -> Table:
     for run in runs:
         nonfinite = run.series("train/num_nonfinite")[1]
         diverged = "" if run.summary is None else describe_divergence(run.summary.diverged)
-        line = (
-            run.name,
-            _seed(run),
-            ", ".join(filter(None, (run.status.replace("_", " "), diverged))),
-            progress(run),
-            duration(None if run.summary is None else run.summary.seconds),
-            f"{sum(nonfinite):.0f}" if nonfinite else "-",
-            Cell(str(run.path), str(run.path), style="path"),
-        )
-        lines.append(line)
+        status = ", ".join(filter(None, (run.status.replace("_", " "), diverged)))
+        took = duration(None if run.summary is None else run.summary.seconds)
+        updates = f"{sum(nonfinite):.0f}" if nonfinite else "-"
+        folder = Cell(str(run.path), str(run.path), style="path")
+        lines.append((run.name, _seed(run), status, progress(run), took, updates, folder))
     headings = ("row", "seed", "status", "progress", "time", "non-finite updates", "folder")
     return Table.of(headings, lines, to_left=(0, 2, 6))
 
@@ -54,31 +49,19 @@ def run_facts(runs: Sequence[RunRecord]) -> list[dict[str, Any]]:
             elsewhere = f"The page would be too long with its files; they are in {run.path}."
         else:
             size += sum(map(len, files.values()))
-        facts.append(
-            {
-                "name": run.name,
-                "seed": _seed(run),
-                **_numbers(run),
-                "files": {} if elsewhere else files,
-                "elsewhere": elsewhere,
-            }
-        )
-    return facts
-
-
-def _numbers(run: RunRecord) -> dict[str, Any]:
-    """Data and final metrics; distributions over clients, dozens of numbers, are drawn."""
-    return {
-        "data": {
+        about = {"name": run.name, "seed": _seed(run), "elsewhere": elsewhere}
+        data = {
             key: value if isinstance(value, str | int | float) else json.dumps(value)
             for key, value in run.data.items()
-        },
-        "metrics": {
+        }
+        metrics = {
             name: format_value(value)
             for name, value in run.metrics.items()
             if not name.partition("/")[2].startswith(SPREADS)
-        },
-    }
+        }
+        shown_files = {} if elsewhere else files
+        facts.append({**about, "data": data, "metrics": metrics, "files": shown_files})
+    return facts
 
 
 def progress(run: RunRecord) -> str:

@@ -23,9 +23,8 @@ class RunRecord:
     """Content of a run folder; what is absent is None or empty.
 
     Of ``rounds``, lines of ``metrics.jsonl``, non-finite numbers are floats. The statement has
-    ``selection.json`` as "selection" where a sweep has chosen the run. ``summary`` is None while
-    the run is unfinished. ``strata`` are by split, column and value. ``is_audit_believed`` is
-    False where ``audit.json`` is another's word, and the audit could not be made here.
+    ``selection.json`` as "selection" where a sweep has chosen the run. ``strata`` are by split,
+    column and value. ``is_audit_believed``: False where ``audit.json`` could not be made anew here.
     """
 
     path: Path
@@ -65,10 +64,7 @@ class RunRecord:
 
     @property
     def step_unit(self) -> str:
-        """Unit of a line of the metrics: an epoch of central training, else a round.
-
-        A round of local models is the training of the next clients, each to its end.
-        """
+        """Unit of a line of the metrics: "epoch" of central training, else "round"."""
         return "epoch" if self.setting in {"central", "central_dp"} else "round"
 
     @property
@@ -231,7 +227,6 @@ def read_runs(paths: Sequence[Path], notice: Callable[[str], None]) -> list[RunR
 
 
 def _summary(path: Path, document: Mapping[str, Any], config: Mapping[str, Any]) -> RunSummary:
-    """Read a summary; one of another layout is refused."""
     if document.get("format_version") != _FORMAT_VERSION:
         raise RunFolderError(
             f"{path} has format_version {document.get('format_version')!r}, expected "

@@ -39,10 +39,7 @@ Rows = Mapping[str, Sequence[RunRecord]]
 
 @dataclass(frozen=True)
 class Curve:
-    """One row's curve: its one run, or the mean of its seeds, all finite, with their range.
-
-    ``x`` is rounds, or means of another scalar at those rounds.
-    """
+    """Means and ranges over a row's seeds, all finite; ``x``: rounds, or a scalar's means there."""
 
     x: list[float]
     y: list[float]
@@ -91,8 +88,7 @@ def is_evaluation(key: str) -> bool:
 def curve_of(runs: Sequence[RunRecord], y: str, x: str = STEP, scale: float = 1.0) -> Curve | None:
     """Average a row's seeds where all of them have finite values; None if there is no such point.
 
-    Runs that never logged ``y`` are left out. The horizontal axis is rounds ("step"), or the scalar
-    ``x``, its mean at each round, times ``scale``.
+    Runs that never logged ``y`` are left out. ``x`` is rounds, or a scalar, times ``scale``.
     """
     tables = []
     for run in speaking(runs):
@@ -100,13 +96,8 @@ def curve_of(runs: Sequence[RunRecord], y: str, x: str = STEP, scale: float = 1.
         places = {step: float(step) for step in values} if x == STEP else _finite(run, x)
         if values:
             tables.append({s: (places[s] * scale, v) for s, v in values.items() if s in places})
-    if not tables:
-        return None
-    points = [
-        [table[step] for table in tables]
-        for step in tables[0]
-        if all(step in table for table in tables)
-    ]
+    shared = [step for step in tables[0] if all(step in one for one in tables)] if tables else []
+    points = [[table[step] for table in tables] for step in shared]
     if not points:
         return None
     ys = [[y for _, y in point] for point in points]
@@ -125,10 +116,9 @@ def _finite(run: RunRecord, key: str) -> dict[int, float]:
 
 
 def numbers(rows: Rows, kept: Sequence[str] = ()) -> str:
-    """The scalars of all runs as a JSON object that is safe inside a ``script`` element.
+    """The scalars of all runs, thinned, as a JSON object that is safe inside a ``script`` element.
 
-    It has "rows", each with its unit and the columns of its runs, thinned where there are many, and
-    the axes to choose from. Of scalars over clients there are those of ``kept`` alone.
+    Of scalars over clients there are those of ``kept`` alone.
     """
     chosen = {name: speaking(runs) for name, runs in rows.items()}
     keys = _varying(chosen, kept)

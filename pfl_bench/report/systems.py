@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,8 +12,7 @@ from pfl_bench.files import read_metrics
 from pfl_bench.report import curves
 from pfl_bench.report.canvas import INK, PALETTE, Picture
 from pfl_bench.report.panels import Panel, headline_keys, live_panel
-from pfl_bench.report.run_folder import RunRecord
-from pfl_bench.report.series import CLOCK, HOUR_S, Chart
+from pfl_bench.report.series import CLOCK, HOUR_S, Chart, Rows
 from pfl_bench.simulation.devices.devices import Devices
 from pfl_bench.simulation.devices.timeline import TIMELINES, Outcome, RoundTimeline
 from pfl_bench.simulation.devices.trace_file import DEVICES, read_trace_file
@@ -29,12 +27,8 @@ _MINUTE_S, _STEP_S = 60.0, 1800
 _POINTS = 257
 
 
-def system_panels(groups: Mapping[str, Sequence[RunRecord]]) -> list[tuple[str, list[Panel]]]:
-    """Draw what runs with simulated devices have kept of them: titles with their pictures.
-
-    They are metrics over simulated time, a first round of each row, and each source of devices
-    once.
-    """
+def system_panels(groups: Rows) -> list[tuple[str, list[Panel]]]:
+    """Draw metrics over simulated time, a first round of each row, and each source of devices."""
     devices: dict[str, Devices] = {}
     timelines: list[Panel] = []
     for place, (name, runs) in enumerate(groups.items()):
@@ -51,17 +45,11 @@ def system_panels(groups: Mapping[str, Sequence[RunRecord]]) -> list[tuple[str, 
         return []
     made_up = any(one.is_generated for one in devices.values())
     metrics = dict.fromkeys(key for runs in groups.values() for key in headline_keys(runs))
-    over_time = [
-        clock_panel(f"k{place}", metric, groups, made_up) for place, metric in enumerate(metrics)
-    ]
-    parts = [
-        ("Simulated time", [panel for panel in over_time if panel is not None]),
-        ("A round of devices", timelines),
-    ]
-    parts += [
-        (f"Devices: {source}", device_panels(f"d{place}", one))
-        for place, (source, one) in enumerate(devices.items())
-    ]
+    clocks = (clock_panel(f"k{place}", one, groups, made_up) for place, one in enumerate(metrics))
+    over_time = [panel for panel in clocks if panel is not None]
+    parts = [("Simulated time", over_time), ("A round of devices", timelines)]
+    for place, (source, one) in enumerate(devices.items()):
+        parts.append((f"Devices: {source}", device_panels(f"d{place}", one)))
     return [(title, drawn) for title, drawn in parts if drawn]
 
 
@@ -89,10 +77,9 @@ def _read_timelines(folder: Path) -> list[tuple[int, RoundTimeline]]:
 
 
 def device_panels(identifier: str, devices: Devices) -> list[Panel]:
-    """Draw what devices can do and when they are available (FedScale's figures 4 and 5).
+    """Draw what devices can do and, unless all always are, when they are available.
 
-    These are the distributions of latency and bandwidth and, unless all are always available, the
-    number available over the period and the distribution of the lengths of slots.
+    Source: FedScale's figures 4 and 5.
     """
     slots = devices.availability
     made_up = " (generated)" if devices.is_generated else ""
@@ -155,16 +142,8 @@ def timeline_panel(
     return Panel(title, Picture(identifier, description, paint, (6.8, height)))
 
 
-def clock_panel(
-    identifier: str,
-    metric: str,
-    rows: Mapping[str, Sequence[RunRecord]],
-    is_generated: bool,
-) -> Panel | None:
-    """Draw a metric over the simulated time of runs (FedScale's figure 12a), a line a row.
-
-    None if no run has both the metric and a clock.
-    """
+def clock_panel(identifier: str, metric: str, rows: Rows, is_generated: bool) -> Panel | None:
+    """Draw a metric over simulated time (FedScale's figure 12a); None if no run has both."""
     lines = curves.lines_of(rows, metric, CLOCK, 1 / HOUR_S)
     if not lines:
         return None
@@ -177,7 +156,6 @@ def clock_panel(
 
 
 def _distribution(identifier: str, title: str, unit: str, values: NDArray[np.floating]) -> Panel:
-    """A distribution function, on a scale of powers."""
     fractions = np.linspace(0.0, 1.0, _POINTS)
     points = np.quantile(values, fractions)
     low, middle, high = np.quantile(values, (0.05, 0.5, 0.95))

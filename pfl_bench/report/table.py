@@ -64,11 +64,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """One table. A plain text is a cell whose value is that text.
-
-    Cells may refer to notes by their numbers. LaTeX's caption and label are made of the title.
-    Columns that were asked for, ``is_chosen``, are all kept.
-    """
+    """One table; a plain text is a cell of that value. ``is_chosen``: all columns are kept."""
 
     columns: tuple[Column, ...]
     rows: tuple[tuple[str | Cell, ...], ...]
@@ -119,10 +115,7 @@ class Table:
         return "\n".join([*text, *([""] if notes else []), *notes]) + "\n"
 
     def choose(self, names: Sequence[str], reader: Reader = "people") -> Table:
-        """The table with these headings alone, in this order.
-
-        There are those that ``reader`` has to choose from; another one is a ConfigError.
-        """
+        """The table with these headings of a ``reader`` alone; another one is a ConfigError."""
         own = [(c, place) for place, c in enumerate(self.columns) if c.only in (None, reader)]
         places = {column.heading: place for column, place in own}
         aliases = {column.alias: place for column, place in own if column.alias}
@@ -150,8 +143,7 @@ class Table:
     def split_constants(self) -> tuple[Table, list[tuple[str, str]]]:
         """The table without columns that do not vary, and these: headings with their one text.
 
-        The first column stays, and so does every column of a table of one row. Columns without a
-        value in any row are left out.
+        The first column stays, and all of a table of one row; columns without a value go.
         """
         headings, *lines = self._texts(marked=True)
         if len(lines) < 2:
@@ -167,8 +159,7 @@ class Table:
     def to_terminal(self, width: int = 80) -> str:
         """Lines of at most so many characters, then the notes; ends in a newline.
 
-        What does not vary is said once above. A table that is too wide goes on below, with its
-        first column again. A table of one row is a line a column.
+        What does not vary is said once above; a table of one row is a line a column.
         """
         table, constants = self.split_constants()
         lines = [line for pair in constants for line in wrapped(": ".join(pair), width)]
@@ -302,7 +293,6 @@ def _chosen(row: Sequence[str | Cell], places: Sequence[int]) -> tuple[str | Cel
 
 
 def _marked(text: str, cell: Cell) -> str:
-    """A text with the number of the cell's note."""
     return f"{text} [{cell.note}]" if cell.note else text
 
 
@@ -333,7 +323,6 @@ def _key(cell: Cell) -> str:
 
 
 def _caption(title: str, constants: Sequence[tuple[str, str]]) -> str:
-    """Caption of the table, with the values that all its rows share."""
     same = "; ".join(f"{heading} {text}" for heading, text in constants)
     text = ". ".join(filter(None, (title or "Results", same)))
     return latex_escape(text).replace("epsilon", r"$\varepsilon$") + "."

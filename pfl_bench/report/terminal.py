@@ -19,10 +19,7 @@ class TextColumn:
 
 
 def side_by_side(columns: Sequence[TextColumn], width: int) -> list[str]:
-    """Lines of columns; those that do not fit go on below, beside the first column again.
-
-    A number of more than ``width`` characters is not cut.
-    """
+    """Lines of columns; those that do not fit go on below, beside the first column again."""
     limit = max(8, (width - len(_GAP)) // 2)
     boxes = [_box(column, limit) for column in columns]
     lines: list[str] = []
@@ -59,7 +56,6 @@ def wrapped(text: str, width: int, first: str = "", indent: str = "") -> list[st
 
 
 def _box(column: TextColumn, limit: int) -> list[list[str]]:
-    """The heading and the cells of a column as lines of one length."""
     bodies = [list(cell) for cell in column.cells]
     if not column.is_number:
         bodies = [

@@ -103,7 +103,6 @@ def _selection(selection: Any) -> str:
 
 
 def _claim(kind: str, side: Mapping[str, Any], unit: str) -> Claim:
-    """Put one side of the statement into words."""
     epsilon, delta = as_float(side.get("epsilon")), as_float(side.get("delta"))
     subject = "users" if unit == "user" else "examples"
     about = {
@@ -142,6 +141,5 @@ def _number(value: Any) -> str:
 
 
 def _pairs(members: Mapping[str, Any]) -> str:
-    """Write an object's members in one line."""
     written = [(key.replace("_", " "), _number(value)) for key, value in members.items()]
     return ", ".join(f"{key} {value}" for key, value in written if value)

@@ -147,11 +147,7 @@ def picture_style() -> AbstractContextManager[None]:
 def write_pictures(
     figures: Mapping[str, Figure], folder: Path, heading: str, notice: str | None
 ) -> list[Path]:
-    """Write each figure to ``folder/NAME.png``, whole or not at all, in the order of ``figures``.
-
-    ``heading``, what data it is, stands above every picture. ``notice``, what must be said wherever
-    the data are shown, stands below in red, and in the file's "Description".
-    """
+    """Write each figure to ``folder/NAME.png``, with a heading above and a notice in red below."""
     paths = []
     for name, figure in figures.items():
         width = int(figure.get_figwidth() * _CHARACTERS_PER_INCH)

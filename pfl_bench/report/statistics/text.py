@@ -72,7 +72,7 @@ def format_statistics(statistics: Mapping[str, Any]) -> str:
 
 
 def parts_of(statistics: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """What is said of the splits and, as ``name``, of several together where it can be."""
+    """Statistics of the splits and, as ``name``, of all together where these can be told."""
     together = statistics["all_splits"]
     has_all = together is not None and len(statistics["splits"]) > 1
     return {**statistics["splits"], **({name: together} if has_all else {})}
