@@ -229,6 +229,8 @@ def spec_of(kind: PluginKind, name: str) -> ModuleSpec:
     """
     module = module_of(kind, name)
     spec = None
+    # A file that was written a moment ago need not be in what Python remembers of its folder.
+    importlib.invalidate_caches()
     try:
         spec = importlib.util.find_spec(module) if all(module.split(".")) else None
     except ModuleNotFoundError as error:

@@ -428,3 +428,24 @@ def test_a_plug_in_that_is_no_python_does_not_keep_others_from_the_list(
     assert "fedavg" in told.out
     for name in ("cut.py, line 2: SyntaxError", "nul.py", "binary.py"):
         assert f"left out: {folder / name}" in told.err
+
+
+def test_a_file_that_was_written_a_moment_ago_is_found(tmp_path: Path) -> None:
+    folder = tmp_path / "algorithms"
+    folder.mkdir()
+    (folder / "early.py").write_text(ALGORITHM)
+    listed = folder.stat().st_mtime_ns
+    program = (
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        "from pfl_bench import plugins\n"
+        f"folder, listed = Path({str(folder)!r}), {listed}\n"
+        "plugins.add_folder(folder.parent)\n"
+        "plugins.load(plugins.ALGORITHM, 'early')\n"
+        "(folder / 'late.py').write_text((folder / 'early.py').read_text())\n"
+        # As on a disk whose clock has not moved on since the folder was listed.
+        "os.utime(folder, ns=(listed, listed))\n"
+        "plugins.load(plugins.ALGORITHM, 'late')\n"
+    )
+    done = warm.python("-c", program, cwd=REPOSITORY)
+    assert done.returncode == 0, done.stderr
