@@ -27,7 +27,9 @@ PUBLIC = ("metric", "attack", "aggregation")
 
 @pytest.fixture(autouse=True)
 def own_plugins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Folders of plug-ins are forgotten afterwards."""
+    """No plug-ins of a test before are remembered; folders are forgotten afterwards."""
+    for name in [name for name in sys.modules if name.startswith("pfl_bench.plugins.")]:
+        del sys.modules[name]
     monkeypatch.setattr(plugins, "__path__", [])
     # Set, so that what add_folder sets is taken back.
     monkeypatch.setenv(plugins.FOLDERS, "")
