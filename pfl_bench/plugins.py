@@ -228,14 +228,11 @@ def spec_of(kind: PluginKind, name: str) -> ModuleSpec:
             module that is not there.
     """
     module = module_of(kind, name)
-    spec = None
-    # A file that was written a moment ago need not be in what Python remembers of its folder.
-    importlib.invalidate_caches()
-    try:
-        spec = importlib.util.find_spec(module) if all(module.split(".")) else None
-    except ModuleNotFoundError as error:
-        if not f"{module}.".startswith(f"{error.name}."):
-            raise  # what the package itself imports
+    spec = _find(module)
+    if spec is None:
+        # A file that was written a moment ago need not be in what Python remembers of its folder.
+        importlib.invalidate_caches()
+        spec = _find(module)
     if spec is None:
         raise PluginError(
             f"the {kind.word} '{name}'{_package_of(kind, module)}: there is no module '{module}', "
@@ -243,6 +240,15 @@ def spec_of(kind: PluginKind, name: str) -> ModuleSpec:
             "that package anew, or uninstall it"
         )
     return spec
+
+
+def _find(module: str) -> ModuleSpec | None:
+    try:
+        return importlib.util.find_spec(module) if all(module.split(".")) else None
+    except ModuleNotFoundError as error:
+        if not f"{module}.".startswith(f"{error.name}."):
+            raise  # what the package itself imports
+        return None
 
 
 def origin_of(kind: PluginKind, name: str) -> str | None:
