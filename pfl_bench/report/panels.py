@@ -104,7 +104,7 @@ def learning_panels(rows: Rows) -> dict[str, Learning]:
             if all(one.curve.is_constant for one in found):
                 constants += _constants(title, found)
             else:
-                drawn += _panels(f"{unit}{index}-", key, title, unit, chosen)
+                drawn += _panels(f"{unit}{index}-", key, title, found, chosen)
         if drawn or constants:
             headings = ("does not change", "row", "value")
             table = Table.of(headings, constants, to_left=(0, 1)) if constants else None
@@ -250,8 +250,10 @@ def small_multiples(
         yield live_panel(f"{identifier}{start}", whole, text, chart, part, points)
 
 
-def _panels(identifier: str, key: str, title: str, unit: str, rows: Rows) -> Iterator[Panel]:
-    lines = curves.lines_of(rows, key)
+def _panels(
+    identifier: str, key: str, title: str, lines: Sequence[curves.Line], rows: Rows
+) -> Iterator[Panel]:
+    unit = rows[lines[0].name][0].step_unit
     every = [line.curve for line in lines]
     top = _top(every) if key.startswith("privacy/epsilon") else None
     log = top is None and curves.wants_log(every)
