@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 from pfl_bench.cli.main import _parse
 from pfl_bench.cli.parsers import build_parser
@@ -120,7 +121,7 @@ def test_links_in_the_documents_lead_somewhere(path: Path) -> None:
 
 @each_document
 def test_commands_in_the_documents_are_understood(path: Path) -> None:
-    """Every option is one that the command has, and every row is a bundled one."""
+    """Options are the command's, rows are bundled, and values of settings are YAML."""
     text = path.read_text(encoding="utf-8")
     written = written_by(text)
     for arguments in commands(text):
@@ -130,6 +131,8 @@ def test_commands_in_the_documents_are_understood(path: Path) -> None:
             pytest.fail(f"{path.name}: pfl-bench {shlex.join(arguments)}")
         row = missing_row(arguments)
         assert row is None or row in written, row
+        for word in arguments:
+            yaml.safe_load(word.partition("=")[2].replace("...", "x"))
 
 
 def test_first_lines_of_bundled_rows_are_commands_that_are_understood() -> None:
