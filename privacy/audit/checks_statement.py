@@ -21,6 +21,11 @@ from privacy.audit.inputs import AuditInputs, as_number, json_equal
 _OF_ANOTHER_MACHINE = 1e-3
 # What other code may word otherwise.
 _WORDED = ("not_covered", "notes", "mechanism_description")
+# What ``not_covered`` names of any run: listed once more, apart from the code that states it.
+_CAVEATS = (
+    "test metrics", "model selection", "hyperparameter tuning", "names of clients",
+    "data preparation", "diagnostics", "seeded",
+)  # fmt: skip
 
 
 @check(
@@ -56,6 +61,9 @@ def check_statement(evidence: Evidence, inputs: AuditInputs) -> Finding:
         ("nonce that pins the noise", nonce),
     ):
         found.add(said is not None and str(said) not in notes, f"no note says the {what}: {said}")
+    caveats = str(stated.get("not_covered")).lower()
+    silent = [caveat for caveat in _CAVEATS if caveat not in caveats]
+    found.add(is_here and bool(silent), f"not_covered does not name {', '.join(silent)}")
     if unknown and not found.problems:
         raise IncompleteError(f"{', '.join(unknown)} would be stated otherwise, {other}")
     return found.seen(f"{len(rebuilt.statement)} fields computed anew")

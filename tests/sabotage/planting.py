@@ -114,7 +114,7 @@ class Bug:
         unseen: Of a bug that neither refuses nor fails: why the record of one run cannot show it.
         plant: Changes the code that runs; undone before the audit, which is of the real code.
         changes: Of the configuration.
-        around: Changes what is no bug, such as the model, and stays for the audit.
+        around: Stays for the audit: what is no bug, such as the model, or a bug of the audit too.
         interrupt_after: Round after which the run is interrupted, and then resumed.
         between: Changes the folder while the run is interrupted.
         after: Changes the folder of the finished run.

@@ -10,6 +10,7 @@ from typing import Any
 
 from privacy.ledger import Ledger
 from privacy.mechanisms.adaptive_gaussian import AdaptiveGaussian
+from privacy.plan import plan
 from tests.sabotage.planting import ADAPTIVE, ROUNDS, Bug, Edit, Patch
 from tests.sabotage.running import configured, finished
 
@@ -95,6 +96,11 @@ def forget_check_of_ledger(patch: Patch) -> None:
     patch.setattr(Ledger, "check_resume", check_resume)
 
 
+def forget_selection(patch: Patch) -> None:
+    kept = tuple(sentence for sentence in plan.NOT_COVERED if "selection" not in sentence)
+    patch.setattr(plan, "NOT_COVERED", kept)
+
+
 RECORD_BUGS = (
     Bug(
         "line_dropped",
@@ -165,6 +171,13 @@ RECORD_BUGS = (
         "the file is edited",
         expects=("epsilon_actual", "configuration"),
         after=smaller_epsilon_in_statement,
+    ),
+    Bug(
+        "caveat_forgotten",
+        "the statement no longer says that model selection is not covered",
+        "the sentence is gone, from the code that audits too",
+        expects=("statement",),
+        around=forget_selection,
     ),
     Bug(
         "bound_forgotten",

@@ -118,9 +118,9 @@ def recompute_run(
 ) -> Recomputation:
     """Compute rounds of a federated run again, by the plain reference.
 
-    Mode "none": no round; "first": round 1; "sample": from the first round on, and from checkpoints
-    in an order drawn by the seed, for so many seconds; "all": all rounds. The private seed is None
-    where no file has it. ConfigError if the time is not allowed.
+    Mode "none": no round; "first": round 1; "sample": from checkpoints, in an order drawn by the
+    seed, and from the first round on, for so many seconds; "all": all rounds. The private seed is
+    None where no file has it. ConfigError if the time is not allowed.
     """
     if not 0.0 < seconds < float("inf"):
         raise ConfigError(f"--recompute-seconds {seconds:g}: must be above 0, such as 30")
@@ -163,14 +163,14 @@ class _Work:
                 if starts:
                     self._chain(0, 1, float("inf"))
                 return
-            has_others = any(step < done.of for step in self._run.checkpoints)
-            if starts:
-                self._chain(0, done.of, now + (deadline - now) / (2.0 if has_others else 1.0))
-            order = sorted(self._run.checkpoints)
+            order = [step for step in sorted(self._run.checkpoints) if step < done.of]
             np.random.default_rng(self._run.seed).shuffle(order)
-            for step in order:
-                if step < done.of and step + 1 not in done.rounds:
-                    self._chain(step, done.of, deadline)
+            # From the start on for what checkpoints leave of the time, half of it at least.
+            half = now + (deadline - now) / 2.0 if starts else deadline
+            chains = [*((step, half) for step in order), *((step, deadline) for step in starts)]
+            for step, limit in chains if deadline < math.inf else reversed(chains):
+                if step + 1 not in done.rounds:
+                    self._chain(step, done.of, limit)
         finally:
             wanted = 1 if done.mode == "first" else done.of
             if len(done.rounds) < wanted and not done.problems and not done.reasons:

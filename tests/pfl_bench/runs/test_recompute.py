@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import shutil
@@ -20,6 +21,7 @@ from pfl_bench.client.engines import sequential
 from pfl_bench.config.loading import load_config
 from pfl_bench.federated import cohort as training
 from pfl_bench.runs.audit import audit_run
+from pfl_bench.runs.auditing import recompute as recomputing
 from pfl_bench.runs.auditing.opened import open_run
 from pfl_bench.runs.auditing.recompute import Mode, Recomputation, recompute_run
 from pfl_bench.runs.runner import run
@@ -191,6 +193,19 @@ def test_first_and_sample_compute_what_they_say(sound: Path) -> None:
     assert (short.rounds, short.problems) == ([], [])
     assert "--recompute-seconds" in short.reasons[0]
     assert sorted(again(sound, "sample", 60.0).rounds) == [1, 2, 3, 4]
+
+
+def test_a_sample_uses_the_time_that_late_checkpoints_leave(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    folder = make(tmp_path / "run", federated__num_rounds=8, checkpoint__every=1)
+    calls = itertools.count()
+    clock = SimpleNamespace(monotonic=lambda: float(next(calls)))
+    monkeypatch.setattr(recomputing, "time", clock)
+    whole = again(folder, "all")
+    sample = again(folder, "sample", whole.seconds * 0.7)
+    assert sample.seconds >= whole.seconds * 0.7
+    assert {1, 8} < set(sample.rounds) < set(whole.rounds)
 
 
 def test_without_the_start_rounds_after_checkpoints_are_computed(
