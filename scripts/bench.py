@@ -18,7 +18,7 @@ compute the same thing are compared.
     python scripts/bench.py systems                  # clock and selection, 500,000 devices
     python scripts/bench.py page *.json              # the tables of docs/performance.md
 
-PyPI's ``pfl`` is optional: in an environment of its own, ``pip install -e '.[bench]'``.
+The peers are optional: docs/performance.md says how to install them.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def environment(
         "packages": package_versions(),
         "plugins": machine.plugin_digests(),
         "hardware": hardware,
-        "git": _git_state(),
+        "git": git_state(),
         "data": {"source": facts.source, "variant": facts.variant, "checksum": facts.checksum},
         "model": {"initial_digest": initial_digest},
         "engine": {"name": engine},
@@ -77,7 +77,7 @@ def package_versions() -> dict[str, str | None]:
     return machine.versions_of(PACKAGES)
 
 
-def _git_state() -> dict[str, Any] | None:
+def git_state() -> dict[str, Any] | None:
     """Commit of the checkout that this package runs from, or None for an installed package."""
     home = Path(__file__).resolve().parents[2]
     if not (home / ".git").exists():

@@ -27,7 +27,7 @@ from pfl_bench.federated.parts import (
 )
 from pfl_bench.federated.trainer import FederatedTrainer
 from pfl_bench.federated.workers.start import start_workers
-from pfl_bench.runs.environment import package_versions
+from pfl_bench.runs.environment import git_state, package_versions
 
 # What arithmetic the processor has units for.
 _UNITS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
@@ -164,7 +164,7 @@ class Machine:
         self._load_before = _load()
 
     def describe(self) -> dict[str, Any]:
-        """Hardware, versions, the command, and the load average of a minute before and after."""
+        """Hardware, versions, commit, command, and the load of a minute before and after."""
         versions = package_versions()
         for peer in ("pfl", "flwr", "ray"):
             with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -177,6 +177,7 @@ class Machine:
             "units": [unit for unit in _UNITS if unit in flags],
             "cores": len(os.sched_getaffinity(0)),
             "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+            "checkout": git_state(),
             "versions": {name: version for name, version in versions.items() if version},
             "load_before": self._load_before,
             "load_after": _load(),

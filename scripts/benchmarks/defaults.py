@@ -267,7 +267,7 @@ def main() -> None:
     """Time all workloads."""
     options = read_options()
     if "pfl" in options.peers and not is_installed():
-        tell("pfl is not installed, so there is no comparison with it: pip install -e '.[bench]'")
+        tell("pfl is not installed, so there is no comparison with it: see docs/performance.md")
     machine, results = Machine(), []
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         for model in options.only or ("softmax", "cnn"):

@@ -1,7 +1,7 @@
 """Benchmarks' results as Markdown: the tables of docs/performance.md.
 
-    python scripts/bench.py page softmax.json reddit.json                 # print them
-    python scripts/bench.py page *.json --into docs/performance.md        # between its two marks
+    python scripts/bench.py page softmax.json reddit.json                             # print them
+    python scripts/bench.py page docs/results/speed/*.json --into docs/performance.md
 
 The first table has a row a workload: the fastest of our sides beside the fastest of each peer's.
 One table a file follows, with all sides.
@@ -107,6 +107,7 @@ def _notes(report: Mapping[str, Any]) -> list[str]:
     command = shlex.join(machine["command"])
     if threads:
         command = f"OMP_NUM_THREADS={threads} {command}"
+    commit = (machine.get("checkout") or {}).get("commit", "none")[:9]
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     found = [side for result in results for side in result["agreement"].values()]
     norms = [side["norm_difference"] for side in found if "norm_difference" in side]
@@ -125,7 +126,7 @@ def _notes(report: Mapping[str, Any]) -> list[str]:
     if started:
         each = ", ".join(f"{name} {seconds:.1f}" for name, seconds in started.items())
         lines += ["", f"Seconds to start processes, which no round contains: {each}."]
-    return [*lines, "", f"Versions: {versions}."]
+    return [*lines, "", f"Commit {commit}; {versions}."]
 
 
 def markdown(reports: Sequence[Mapping[str, Any]]) -> str:

@@ -160,8 +160,7 @@ def missing_peers(peers: Iterable[str]) -> dict[str, str]:
     """Messages on each peer that is asked for and not installed."""
     found = {"pfl": is_installed(), "flower": flower_is_installed()}
     return {
-        peer: f"{peer} is not installed, so there is no comparison with it: in an environment of "
-        "its own, pip install -e '.[bench]'"
+        peer: f"{peer} is not installed, so there is no comparison with it: see docs/performance.md"
         for peer in peers
         if not found[peer]
     }

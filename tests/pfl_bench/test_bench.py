@@ -131,7 +131,7 @@ def test_two_processes_take_the_step_of_one(
 def test_peers_in_processes_of_their_own_take_our_step(
     bench: SimpleNamespace, store: Path, tmp_path: Path, kind: str, module: str
 ) -> None:
-    pytest.importorskip(module, reason=f"{module} is not installed: pip install -e '.[bench]'")
+    pytest.importorskip(module, reason=f"{module} is not installed: docs/performance.md")
     job = bench.workload.Job(str(store), _load(bench), private=False)
     bare = bench.sides.BareSide(bench.local_training.Material(job))
     remote = bench.remote.RemoteSide(kind, job, tmp_path / "remote")
