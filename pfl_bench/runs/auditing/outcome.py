@@ -40,8 +40,8 @@ from privacy.plan.plan import tensor_digest
 
 NAME = "outcome"
 _CLAIM = (
-    "The summary is of this configuration and these data, and its metrics are what its model "
-    "comes to."
+    "The summary is of this configuration and these data; its metrics, and those of the "
+    "rounds whose models the newest checkpoint has, are what these models come to."
 )
 # Of a metric (of 1, where it is below): what other arithmetic makes of it, and more.
 _TOLERANCE = 0.01
@@ -75,7 +75,7 @@ def check_outcome(run: OpenedRun, is_of_this_machine: bool, seconds: float) -> C
         is_other = not json_equal(summary.get(key), to_json_value(own))
         found.add(is_other, f"{key} is not what {METRICS_FILE} comes to")
     try:
-        differing, text = _metrics(run, summary, saved, seconds)
+        differing, text = _metrics(run, summary, saved, rows, seconds)
     except SkippedError as error:
         return conclude(NAME, _CLAIM, found.seen(f"its names; metrics not computed anew: {error}"))
     if differing and not is_of_this_machine and not found.problems:
@@ -171,12 +171,16 @@ def _recorded(
 
 
 def _metrics(
-    run: OpenedRun, summary: Mapping[str, Any], saved: Mapping[str, Any] | None, seconds: float
+    run: OpenedRun,
+    summary: Mapping[str, Any],
+    saved: Mapping[str, Any] | None,
+    rows: Sequence[Mapping[str, Any]],
+    seconds: float,
 ) -> tuple[list[str], str]:
     """Final metrics that are not what the model comes to, and what was looked at."""
     assert not isinstance(run.opened, str)
     (task, model), config = run.opened, run.resolved.config
-    stated, splits = summary.get("metrics") or {}, config.evaluation.final_splits
+    stated = summary.get("metrics") or {}
     if not seconds:
         raise SkippedError("--recompute asks for none")
     has_others = any(name.endswith("/num_clients_without_examples") for name in stated)
@@ -187,22 +191,54 @@ def _metrics(
         raise SkippedError("no checkpoint has the model that was evaluated")
     if tensor_digest(vector) != summary.get("model_sha256"):
         raise SkippedError("the newest checkpoint has another model: see central_chain")
-    before = model.vector.clone()
+    before, differing, seen = model.vector.clone(), list[str](), list[str]()
     try:
-        model.vector.copy_(vector)
         forward = build_forward(run.resolved, task, model)
         evaluator = Evaluator(config, task, model, forward, None)
-        started = time.monotonic()
-        evaluator.measure(splits, 0, _PARTS)
-        needed = _PARTS * (time.monotonic() - started)
-        if needed > seconds:
-            raise SkippedError(f"that takes {needed:.0f} s: see --recompute-seconds")
-        own = evaluator.evaluate(splits)[0]
+        for at, values, names, said in (
+            ("", vector, config.evaluation.final_splits, summary.get("metrics") or {}),
+            *_evaluated(saved, rows, model.vector, config.evaluation.splits),
+        ):
+            model.vector.copy_(values)
+            started = time.monotonic()
+            evaluator.measure(names, 0, _PARTS)
+            needed = _PARTS * (time.monotonic() - started)
+            late = f"that takes {needed:.0f} s: see --recompute-seconds"
+            if needed > seconds and not seen:
+                raise SkippedError(late)
+            if needed > seconds:
+                seen.append(f"{at}not computed anew: {late}")
+                break
+            seconds -= needed
+            own = evaluator.evaluate(names)[0]
+            differing += [at + problem for problem in _differing(said, own)]
+            seen.append(f"{at}{len(own)} metrics of {', '.join(names)}")
     except UserInputError as error:
         raise SkippedError(str(error)) from None
     finally:
         model.vector.copy_(before)
-    return list(_differing(stated, own)), f"its names; {len(own)} metrics of {', '.join(splits)}"
+    return differing, "; ".join(["its names", *seen])
+
+
+def _evaluated(
+    saved: Mapping[str, Any] | None,
+    rows: Sequence[Mapping[str, Any]],
+    like: torch.Tensor,
+    splits: Sequence[str],
+) -> Iterator[tuple[str, torch.Tensor, Sequence[str], Mapping[str, Any]]]:
+    """Models of a checkpoint that were evaluated on the way, with their lines of metrics.
+
+    They are the central parameters, and those of the selected round.
+    """
+    assert saved is not None
+    best, lines = saved.get("best") or {}, {row["round"]: row for row in rows}
+    central = saved["step"], saved["trainer"].get("central")
+    for number, vector in (central, (best.get("index"), best.get("vector"))):
+        row = lines.get(number, {}) if isinstance(number, int) else {}
+        if not any(f"{split}/num_examples" in row for split in splits):
+            continue
+        if isinstance(vector, torch.Tensor) and vector.shape == like.shape:
+            yield f"round {number}: ", vector, splits, row
 
 
 def _vector(saved: Mapping[str, Any] | None, summary: Mapping[str, Any]) -> torch.Tensor | None:

@@ -21,6 +21,7 @@ from pfl_bench.runs.auditing.inputs import METRICS_FILE
 from pfl_bench.runs.auditing.opened import OpenedRun
 from pfl_bench.runs.auditing.starts import Starts
 from pfl_bench.types import ConfigError
+from pfl_bench.types.results import STEP_NAMES
 from privacy.audit.check import Check
 from privacy.audit.errors import SkippedError
 from privacy.audit.inputs import as_number
@@ -151,7 +152,12 @@ class _Work:
         self._run = Starts(run, lines, seed)
         metrics = run.folder / METRICS_FILE
         rows = read_metrics(metrics) if metrics.is_file() else []
-        self._metrics = {row["round"]: row for row in rows}
+        # Where the training users are evaluated, what the steps gave has names of its own.
+        steps = STEP_NAMES.items()
+        self._metrics = {
+            row["round"]: row | {own: row[given] for own, given in steps if given in row}
+            for row in rows
+        }
 
     def go(self, deadline: float) -> None:
         """Compute what was asked for, until the deadline."""

@@ -14,6 +14,8 @@ from pfl_bench.client import machine
 from pfl_bench.config import loading
 from pfl_bench.federated import private_seed
 from pfl_bench.federated.compression import top_k
+from pfl_bench.federated.trainer import FederatedTrainer
+from pfl_bench.runs import runner
 from pfl_bench.runs.audit import audit_run
 from pfl_bench.runs.runner import run
 from privacy.plan import notes
@@ -75,6 +77,18 @@ def scratch_not_cleared(patch: Patch) -> None:
     patch.setattr(top_k, "build", build)
 
 
+def measures_a_client(patch: Patch) -> None:
+    """What is evaluated on the way is the memory as the last client has left it, without noise."""
+    load, summarise = FederatedTrainer.load_central, runner._Run._summarise
+
+    def load_at_last(self: Any, *args: Any) -> Any:
+        patch.setattr(FederatedTrainer, "load_central", load)
+        return summarise(self, *args)
+
+    patch.setattr(FederatedTrainer, "load_central", lambda self: None)
+    patch.setattr(runner._Run, "_summarise", load_at_last)
+
+
 TOP_K = {"federated__compression": {"name": "top_k", "fraction": 0.1}}
 BEST = {"evaluation__select_best": "val/accuracy"}
 
@@ -89,6 +103,7 @@ BEST = {"evaluation__select_best": "val/accuracy"}
         (nothing_noted, BEST, "statement"),
         (nothing_noted, {"privacy__nonce": "shared"}, "statement"),
         (scratch_not_cleared, TOP_K, "recomputation"),
+        (measures_a_client, {}, "outcome"),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )

@@ -63,6 +63,16 @@ def again(folder: Path, mode: Mode = "all", seconds: float = 60.0) -> Recomputat
     return recompute_run(opened, int(opened.recorded("private_seed", "value"), 16), mode, seconds)
 
 
+def test_a_loss_of_steps_is_not_taken_for_that_of_the_evaluated_training_users(
+    tmp_path: Path,
+) -> None:
+    """A sound run failed: both were called train/loss."""
+    changes = {"evaluation__every": 2, "evaluation__splits": ["train", "val"]}
+    found = again(make(tmp_path / "run", **changes))
+    assert found.rounds == [1, 2, 3, 4]
+    assert not found.problems
+
+
 @pytest.mark.parametrize("mode", ["first", "all"])
 def test_a_forged_number_of_epochs_ends_at_once(mode: Mode, sound: Path, tmp_path: Path) -> None:
     """An audit of a stranger's run had no end, and its memory grew."""
