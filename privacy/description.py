@@ -225,9 +225,9 @@ class Description:
         """The description as JSON takes it, without its words."""
         facts = asdict(self)
         del facts["words"]
-        if isinstance(self.strategy, tuple):
-            facts["strategy"] = list(self.strategy)
-        return facts
+        # As it is read again: lists in place of tuples, those within a strategy too.
+        taken: dict[str, Any] = json.loads(json.dumps(facts))
+        return taken
 
     @classmethod
     def from_json_dict(cls, document: Mapping[str, Any]) -> Description:

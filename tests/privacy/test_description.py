@@ -39,6 +39,8 @@ def test_a_description_survives_json(name: str) -> None:
     assert "words" not in facts
     assert Description.from_json_dict({"words": described.words, **facts}) == described
     assert described.agrees(Description.from_json_dict(facts))
+    # A run goes on only if its ledger, which was read again, says the same.
+    assert facts == described.to_json_dict()
 
 
 def test_what_the_shipped_ones_say() -> None:
