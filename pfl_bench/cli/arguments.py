@@ -39,7 +39,8 @@ def add_out(
 
 def add_overrides(command: argparse.ArgumentParser, help: str = "wins over the file") -> None:
     """Give a command ``key=value``, any number of times."""
-    add(command, "overrides key=value", help, nargs="*")
+    # argparse calls it required without a default.
+    add(command, "overrides key=value", help, nargs="*", default=[])
 
 
 def add_plugins(command: argparse.ArgumentParser) -> None:

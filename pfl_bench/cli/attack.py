@@ -22,6 +22,8 @@ def main(arguments: argparse.Namespace) -> int:
     source, out = _source(arguments)
     if arguments.kind == "gradient":
         return _invert(source, out, arguments)
+    if arguments.user is not None:
+        raise ConfigError("--user belongs to --kind gradient; give that too, or leave it out")
     if not 0.5 <= arguments.confidence < 1.0:
         raise ConfigError(
             f"--confidence {arguments.confidence:g}: is not in [0.5, 1); give 0.99, at which a "

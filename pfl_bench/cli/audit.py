@@ -27,6 +27,8 @@ def main(arguments: argparse.Namespace) -> int:
     """Audit a run and print what was found; 1 if a check fails, or could not be made."""
     if arguments.live:
         return _watch(arguments)
+    if arguments.every is not None:
+        raise ConfigError("--every belongs to --live; give that too, or leave it out")
     seconds = arguments.recompute_seconds
     if arguments.recompute == "sample":
         say(f"rounds are computed again, for {seconds:g} s at most (--recompute-seconds)")
@@ -44,9 +46,10 @@ def _watch(arguments: argparse.Namespace) -> int:
     """Watch a run; 1 if it was stopped for a violation."""
     from pfl_bench.runs.auditing.live import watch
 
-    if not 0.0 < arguments.every < float("inf"):
-        raise ConfigError(f"--every {arguments.every:g}: must be above 0 seconds, such as 5")
-    seen = watch(Path(arguments.run), arguments.every, say, arguments.data)
+    every = 5.0 if arguments.every is None else arguments.every
+    if not 0.0 < every < float("inf"):
+        raise ConfigError(f"--every {every:g}: must be finite and above 0 seconds, such as 5")
+    seen = watch(Path(arguments.run), every, say, arguments.data)
     wealth = None if seen.bets is None else seen.bets.largest
     found = {"rounds": seen.rounds, "violation": seen.violation or None, "wealth": wealth}
     if arguments.json:

@@ -144,6 +144,8 @@ def explain(error: BaseException) -> str | None:
         return f"memory ran out ({error or 'no more could be had'}); {_SMALLER}"
     if type(error).__name__ == "OutOfMemoryError":  # torch's, which may not be loaded
         return f"the GPU's memory ran out ({str(error).splitlines()[0]}); {_SMALLER}"
+    if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop"):  # pathlib's
+        return f"{error}: its links lead back to it; remove them, or name another file or folder"
     operation, is_nondeterministic, _ = str(error).partition(_NONDETERMINISTIC)
     if is_nondeterministic:
         return (

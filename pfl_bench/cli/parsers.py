@@ -149,7 +149,7 @@ def _add_checks(commands: Commands) -> None:
     shown = "time that a sample of rounds may take (default 30)"
     add(audit, "--recompute-seconds S", shown, type=float, default=30.0)
     add(audit, "--live", "watch a run that runs, and stop it at a violation")
-    add(audit, "--every S", "--live: seconds between two looks", type=float, default=5.0)
+    add(audit, "--every S", "--live: seconds between two looks (default 5)", type=float)
     add_json(audit)
     add_plugins(audit)
     attack = commands.add_parser(

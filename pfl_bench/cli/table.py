@@ -23,6 +23,9 @@ from pfl_bench.types import ConfigError, RunSummary, UserInputError
 if TYPE_CHECKING:
     from pfl_bench.report.run_folder import RunRecord
 
+# Each is a configuration that is checked before the first run begins.
+_MOST_SEEDS = 10_000
+
 
 @dataclass(frozen=True)
 class _Plan:
@@ -39,8 +42,8 @@ def main(arguments: argparse.Namespace) -> int:
     A view's are the viewed folder's own runs, of which ``--out`` is the folder.
     """
     folder = locate(arguments.folder, folder=True)
-    if arguments.seeds < 1:
-        raise ConfigError(f"--seeds {arguments.seeds}: give 1 or more")
+    if not 1 <= arguments.seeds <= _MOST_SEEDS:
+        raise ConfigError(f"--seeds {arguments.seeds}: give 1 to {_MOST_SEEDS}")
     path = view_in(folder)
     view = None if path is None else load_view(path)
     shown = folder if view is None else view.folder

@@ -149,6 +149,8 @@ def _find(model: type[BaseModel], loc: Sequence[int | str]) -> tuple[list[str], 
             if tagged:
                 here = (tagged[0], ())
                 continue
+            if here is not None and "[" in str(part) and len(list(_kinds(*here))) > 1:
+                continue
             if here is None or not _is_open(here):
                 # An unknown key ends here too.
                 return [*keys, str(part)] if _is_section(here) else keys, here

@@ -34,9 +34,9 @@ def _mapping(loader: _Loader, node: yaml.MappingNode, deep: bool = False) -> dic
     return yaml.SafeLoader.construct_mapping(loader, node, deep=True)
 
 
-# YAML 1.1 reads 1e-3 as text, "no", "on" and "off" as booleans and 2024-01-02 as a date; readers
-# expect none of these, and no tag for anything but JSON's kinds of values.
-_OTHERWISE = (":bool", ":float", ":timestamp")
+# YAML 1.1 reads 1e-3 as text, "no", "on" and "off" as booleans, 010 as 8, 1:30 as 90 and 2024-01-02
+# as a date; readers expect none of these, and no tag for anything but JSON's kinds of values.
+_OTHERWISE = (":bool", ":float", ":int", ":timestamp")
 _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(_OTHERWISE)]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
@@ -51,6 +51,11 @@ _Loader.add_implicit_resolver(
         r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
     ),
     list("-+0123456789."),
+)
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:int",
+    re.compile(r"^[-+]?(?:0|[1-9][0-9_]*|0b[01_]+|0x[0-9a-fA-F_]+)$"),
+    list("-+0123456789"),
 )
 _KINDS = ("null", "bool", "int", "float", "str", "seq", "map")
 _Loader.yaml_constructors = {

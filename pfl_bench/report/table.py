@@ -123,7 +123,7 @@ class Table:
             if name not in places and name not in aliases:
                 raise ConfigError(
                     f"--columns: '{name}' is no column of this table"
-                    f"{did_you_mean(name, places)} Columns: {', '.join(places)}"
+                    f"{did_you_mean(name, places, '.')} Columns: {', '.join(places)}"
                 )
         chosen = [(aliases | places)[name] for name in names]
         return replace(

@@ -117,7 +117,7 @@ def audit_run(
     UserInputError if it is no run folder, its run claims no privacy, or a file of it is damaged;
     privacy.errors.PrivacyError if the statement is damaged, or ``num_tuned_runs`` is not allowed.
     """
-    resolved, statement = _read_claim(folder, data)
+    resolved, statement = read_claim(folder, data)
     run = open_run(folder, resolved)
     inputs = gather_inputs(run, statement)
     # Before it is read: lines that a run adds meanwhile make the audit stale.
@@ -161,7 +161,8 @@ def audit_run(
     return done
 
 
-def _read_claim(folder: Path, data: str | None) -> tuple[ResolvedConfig, dict[str, Any]]:
+def read_claim(folder: Path, data: str | None) -> tuple[ResolvedConfig, dict[str, Any]]:
+    """Configuration and privacy statement of a run; RunFolderError if it claims no privacy."""
     path = folder / "config.yaml"
     if not path.is_file():
         raise RunFolderError(

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pfl_bench.files import read_json, read_metrics, read_text
-from pfl_bench.runs.audit import audit_run
+from pfl_bench.runs.audit import audit_run, read_claim
 from pfl_bench.runs.audit_file import LEDGER_FILE
 from pfl_bench.runs.auditing.inputs import METRICS_FILE
 from pfl_bench.runs.stop import STOP_FILE, is_busy, request_stop
@@ -118,6 +118,8 @@ def _bet(folder: Path, row: dict[str, object], seen: Watched) -> None:
 
 
 def _audit(folder: Path, seen: Watched, tell: Callable[[str], None], data: str | None) -> None:
+    if not (folder / LEDGER_FILE).exists():
+        read_claim(folder, data)  # says of a run without privacy that nothing is to be audited
     with tempfile.TemporaryDirectory() as name:
         copy = Path(name)
         for file in _COPIED:

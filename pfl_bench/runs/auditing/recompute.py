@@ -124,7 +124,7 @@ def recompute_run(
     None where no file has it. ConfigError if the time is not allowed.
     """
     if not 0.0 < seconds < float("inf"):
-        raise ConfigError(f"--recompute-seconds {seconds:g}: must be above 0, such as 30")
+        raise ConfigError(f"--recompute-seconds {seconds:g}: must be above 0 and finite, say 30")
     started, done = time.monotonic(), Recomputation(mode)
     code = run.recorded("private_seed", "parts", "code") or ""
     done.code = {"run": str(code), "audit": machine.code_digest()}

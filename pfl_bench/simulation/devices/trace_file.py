@@ -29,8 +29,17 @@ def check_target(path: Path) -> None:
     if path.is_dir() or not path.parent.is_dir():
         what = "is a folder" if path.is_dir() else f"its folder {path.parent} does not exist"
         raise DataError(f"--out {path}: {what}; name a file in a folder that exists")
-    if path.exists() and not zipfile.is_zipfile(path):
+    if path.exists() and not _is_ours(path):
         raise DataError(f"--out {path}: there is another file of that name; give another name")
+
+
+def _is_ours(path: Path) -> bool:
+    """Tell whether a file is one of devices, and no other archive, such as a model's."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return {"about.npy", "latency_ms.npy"} <= set(archive.namelist())
+    except zipfile.BadZipFile:
+        return False
 
 
 def write_trace_file(path: Path, devices: Devices) -> None:

@@ -1,0 +1,99 @@
+"""Mistakes on the command line: each ends at once, in exit code 2 and words that help."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pfl_bench.cli.main import main
+from pfl_bench.config.yaml_text import parse_yaml
+
+Capture = pytest.CaptureFixture[str]
+
+
+def said(words: list[str], capsys: Capture) -> str:
+    assert main(words) == 2
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["run", "table", "sweep", "show", "attack"])
+def test_key_value_is_not_said_to_be_required(command: str, capsys: Capture) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([command])
+    assert "key=value" not in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("command", ["report", "leaderboard", "audit", "run", "show", "table"])
+def test_links_that_lead_in_a_circle(command: str, tmp_path: Path, capsys: Capture) -> None:
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    assert "loop" in said([command, str(loop)], capsys)
+
+
+def test_more_seeds_than_anybody_trains(capsys: Capture) -> None:
+    text = said(["table", "demo", "--seeds", "99999999999"], capsys)
+    assert "--seeds 99999999999: give 1 to 10000" in text
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, "grid: has 1,600,000,000 combinations, more than 10,000"),
+        ({"random": {"runs": 10**9}}, "random.runs: must be a whole number >= 1 and <= 10000"),
+        ({"grid": {"seed": 3}}, "grid.seed: must be a list of 1 or more items, or a section with"),
+        ({"grid": {"seed": {"low": 2, "high": 1}}}, "grid.seed: low 2 must be below high 1"),
+        ({"grid": {"seed": {"low": 2, "hgh": 3}}}, "grid.seed.hgh: unknown key"),
+    ],
+)
+def test_a_grid_that_is_none(
+    change: dict[str, object],
+    words: str,
+    config_file: Callable[..., Path],
+    tmp_path: Path,
+    capsys: Capture,
+) -> None:
+    row = config_file("federated")
+    keys = ("num_rounds", "cohort_size", "local_epochs", "local_batch_size")
+    grid = {f"federated.{key}": list(range(1, 201)) for key in keys}
+    tree = {"version": 1, "row": row.name, "metric": "val/accuracy", "grid": grid, **change}
+    sweep = tmp_path / "sweep.yaml"
+    sweep.write_text(yaml.safe_dump(tree), encoding="utf-8")
+    text = said(["sweep", str(sweep)], capsys)
+    assert words in text
+    assert "nullable" not in text
+
+
+@pytest.mark.parametrize("text", ["010", "-07", "1:30", "00"])
+def test_numbers_that_yaml_1_1_reads_in_another_base_are_text(text: str) -> None:
+    assert parse_yaml(text) == text
+
+
+def test_whole_numbers() -> None:
+    given = "[0, -0, +5, 12, 1_000, 0x1F, 0b11]"
+    assert parse_yaml(given) == [0, 0, 5, 12, 1000, 31, 3]
+
+
+def test_options_of_another_mode(
+    config_file: Callable[..., Path], tmp_path: Path, capsys: Capture
+) -> None:
+    row, out = config_file("federated", federated__num_rounds=1), tmp_path / "out"
+    assert main(["run", str(row), "--out", str(out)]) == 0
+    capsys.readouterr()
+    assert "--every belongs to --live" in said(["audit", str(out), "--every", "3"], capsys)
+    assert "--user belongs to --kind gradient" in said(["attack", str(out), "--user", "1"], capsys)
+    assert "claims no privacy" in said(["audit", str(out), "--live"], capsys)
+
+
+def test_traces_replace_no_other_archive(tmp_path: Path, capsys: Capture) -> None:
+    model = tmp_path / "model.pt"
+    with zipfile.ZipFile(model, "w") as archive:
+        archive.writestr("weights", "precious")
+    before, words = model.read_bytes(), ["data", "traces", "generated", "num_devices=3"]
+    assert "another file of that name" in said([*words, "--out", str(model)], capsys)
+    assert model.read_bytes() == before
+    for _ in range(2):
+        assert main([*words, "--out", str(tmp_path / "devices.npz")]) == 0
