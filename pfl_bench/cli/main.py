@@ -7,6 +7,7 @@ import contextlib
 import errno
 import importlib
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -50,10 +51,15 @@ _SMALLER = (
     "end other programs, or use fewer federated.workers or smaller batches. Where a run was under "
     "way, --resume goes on"
 )
+_ANOTHER = "mend this or name another file or folder"
+_GO_ON = "then go on with --resume where a run was under way"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command: 0 done, 1 a check or a row failed, 2 the input is wrong, 130 interrupted."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed, as by >&-: a file of a run would get its number
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     parser = build_parser()
     complete(parser)
     arguments = _parse(parser, argv)
@@ -111,6 +117,9 @@ def _add_plugin_folders(arguments: argparse.Namespace) -> None:
 
 def _parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
     """Parse, with key=value overrides allowed before and after the options."""
+    for text in sys.argv[1:] if argv is None else argv:
+        if any("\ud800" <= letter <= "\udfff" for letter in text):
+            parser.error(f"{text!a}: is not UTF-8, as all that is written has to be; rename it")
     arguments, rest = parser.parse_known_args(argv)
     foreign = [text for text in rest if text.startswith("-") or "=" not in text]
     if foreign or (rest and not hasattr(arguments, "overrides")):
@@ -146,6 +155,8 @@ def explain(error: BaseException) -> str | None:
         return f"the GPU's memory ran out ({str(error).splitlines()[0]}); {_SMALLER}"
     if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop"):  # pathlib's
         return f"{error}: its links lead back to it; remove them, or name another file or folder"
+    if isinstance(error, UnicodeEncodeError) and "surrogates" in error.reason:
+        return f"{error.object[:200]!a} is not UTF-8: rename that file or folder, and those above"
     operation, is_nondeterministic, _ = str(error).partition(_NONDETERMINISTIC)
     if is_nondeterministic:
         return (
@@ -156,18 +167,14 @@ def explain(error: BaseException) -> str | None:
     if isinstance(error, OSError) and error.errno in _OTHER_ERRORS:
         return f"{where}{_OTHER_ERRORS[error.errno]}. Where a run was under way, --resume goes on"
     if isinstance(error, OSError) and error.errno in _MACHINE_ERRORS:
-        return (
-            f"{where}{_MACHINE_ERRORS[error.errno]}; free space or give another --out, then go on "
-            "with --resume where a run was under way"
-        )
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        mend = "free space or give another --out" if is_full else _ANOTHER
+        return f"{where}{_MACHINE_ERRORS[error.errno]}; {mend}, {_GO_ON}"
     from pfl_bench.cli.plugin_errors import error_place
 
     place = error_place(error)
     if place is not None:
         return f"a plug-in failed: {place}; mend that file"
     if isinstance(error, OSError):
-        return (
-            f"{where}{error.strerror or error}; mend this or name another file or folder, then go "
-            "on with --resume where a run was under way"
-        )
+        return f"{where}{error.strerror or error}; {_ANOTHER}, {_GO_ON}"
     return None

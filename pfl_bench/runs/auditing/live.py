@@ -141,3 +141,4 @@ def _audit(folder: Path, seen: Watched, tell: Callable[[str], None], data: str |
     tell(f"round {seen.rounds}: {passed} checks passed, {len(failed)} failed")
     if failed:
         seen.violation = "; ".join(f"{check.name}: {check.evidence}" for check in failed[:2])
+        seen.violation = seen.violation.replace(name, str(folder))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pfl_bench.cli.main import main
+from pfl_bench.cli.main import explain, main
 from pfl_bench.config.yaml_text import parse_yaml
 
 Capture = pytest.CaptureFixture[str]
@@ -97,3 +99,26 @@ def test_traces_replace_no_other_archive(tmp_path: Path, capsys: Capture) -> Non
     assert model.read_bytes() == before
     for _ in range(2):
         assert main([*words, "--out", str(tmp_path / "devices.npz")]) == 0
+
+
+def test_names_that_are_not_utf_8(tmp_path: Path, capsys: Capture) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["run", "demo/federated", "--out", f"{tmp_path}/Z\udcfcrich"])
+    assert r"Z\udcfcrich': is not UTF-8" in capsys.readouterr().err
+    with pytest.raises(UnicodeEncodeError) as raised:
+        "\udcfc".encode()
+    assert "rename that file or folder" in str(explain(raised.value))
+
+
+def test_a_closed_output(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    monkeypatch.setattr("sys.stdout", None)
+    assert main(["list", "tables"]) == 0
+    sys.stdout.close()
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("number", "has_space"), [(errno.EACCES, False), (errno.ENOSPC, True)])
+def test_space_is_asked_for_where_it_lacks(number: int, has_space: bool) -> None:
+    text = str(explain(OSError(number, "text", "config.yaml")))
+    assert text.startswith("config.yaml: ")
+    assert ("free space" in text) is has_space
