@@ -37,6 +37,10 @@ def locate(name: str, folder: bool) -> Path:
     if not folder and whole.is_file():
         return whole
     root = bundled_configs()
+    if name and any(candidate.exists() for candidate in (path, root / inner)):
+        what, command = ("a file, no folder", "run") if folder else ("a folder, no row", "table")
+        shown = "" if folder else f", and `pfl-bench report {name}` shows the runs in it"
+        raise ConfigError(f"{name} is {what}; `pfl-bench {command} {name}` runs it{shown}")
     known = sorted(
         {
             str((path.parent if folder else path).relative_to(root))

@@ -119,7 +119,7 @@ def _differs(
 
 @check(
     "central_chain",
-    "The run begins with the configured model, the newest checkpoint holds (and keeps as the best) "
+    "The run begins with the configured model, each checkpoint holds (and keeps as the best) "
     "models of recorded rounds, and the model that was evaluated is that of the round that the "
     "summary names.",
 )
@@ -132,18 +132,19 @@ def check_central_chain(evidence: Evidence, inputs: AuditInputs) -> Finding:
         other = "the first round did not begin with the model that is configured"
         found.add(initial != first, other)
     saved, summary = inputs.saved, inputs.summary
-    if saved is not None and saved.central is not None:
-        where = f"the checkpoint of round {saved.rounds}"
-        if saved.rounds in digests:
-            agreeing.append(where)
-        other = f"{where} holds another model than the ledger has after that round"
-        held = saved.central["sha256"]
-        found.add(digests.setdefault(saved.rounds, held) != held, other)
-    if saved is not None and saved.best is not None and saved.best[0] in digests:
-        best, kept = saved.best
-        agreeing.append(f"the model that is kept as the best, of round {best}")
-        other = f"the model that the checkpoint keeps as the best is not that of round {best}"
-        found.add(digests[best] != kept, other)
+    for one in (*inputs.older, *([] if saved is None else [saved])):
+        where = f"the checkpoint of round {one.rounds}"
+        if one.central is not None:
+            if one.rounds in digests:
+                agreeing.append(where)
+            other = f"{where} holds another model than the ledger has after that round"
+            held = one.central["sha256"]
+            found.add(digests.setdefault(one.rounds, held) != held, other)
+        if one.best is not None and one.best[0] in digests:
+            best, kept = one.best
+            agreeing.append(f"the model that it keeps as the best, of round {best}")
+            other = f"the model that {where} keeps as the best is not that of round {best}"
+            found.add(digests[best] != kept, other)
     has_model = summary is not None and isinstance(summary.get("model_sha256"), str)
     if summary is not None and has_model:
         chosen = summary.get("selected")

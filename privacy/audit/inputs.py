@@ -77,7 +77,7 @@ class DataAtHand:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """Contents of the newest checkpoint."""
+    """Contents of a checkpoint."""
 
     rounds: int  # rounds (epochs) that are done
     # State of the mechanism, of the coming round; None where it has none.
@@ -171,6 +171,7 @@ class AuditInputs:
     composition: Compose
     data: DataAtHand = DataAtHand()  # what the data say
     saved: Saved | None = None  # the newest checkpoint; None if there is none
+    older: tuple[Saved, ...] = ()  # the other checkpoints, oldest first
     summary: Mapping[str, Any] | None = None  # ``summary.json``; None while the run is not finished
     canaries: Mapping[str, Any] | None = None  # ``canaries.json``; None for a run without canaries
     # Attacks on users by kind, of ``attack.json``; None without.

@@ -26,7 +26,7 @@ from pfl_bench.runs.auditing import seeds
 from pfl_bench.runs.auditing.opened import OpenedRun, rebuild
 from pfl_bench.runs.auditing.replay import make_replay
 from pfl_bench.runs.base_plan import compose_of, configured_of
-from pfl_bench.runs.checkpoint import load_latest, newest, restoring
+from pfl_bench.runs.checkpoint import load, restoring, steps_saved
 from pfl_bench.runs.membership import read_attacks
 from pfl_bench.simulation.devices.cohorts import digest_of
 from pfl_bench.types import Algorithm, UserInputError
@@ -50,7 +50,8 @@ METRICS_FILE = "metrics.jsonl"
 def gather_inputs(run: OpenedRun, statement: Mapping[str, Any]) -> AuditInputs:
     """Gather what a private run and its statement give; RunFolderError if a file is damaged."""
     folder, resolved = run.folder, run.resolved
-    saved, seed = _read_saved(folder)
+    read = [_read_saved(path) for path in steps_saved(folder / "checkpoints").values()]
+    *older, (saved, seed) = [(None, None), *read]
     record, is_final = _read_seed(run, seed), statement["status"] == "final"
     return AuditInputs(
         statement=statement,
@@ -58,6 +59,7 @@ def gather_inputs(run: OpenedRun, statement: Mapping[str, Any]) -> AuditInputs:
         composition=compose_of(resolved),
         data=run.data,
         saved=saved,
+        older=tuple(one for one, _ in older if one is not None),
         summary=read_json(folder / "summary.json"),
         canaries=read_json(folder / "canaries.json"),
         attacks=read_attacks(folder, resolved),
@@ -71,12 +73,10 @@ def gather_inputs(run: OpenedRun, statement: Mapping[str, Any]) -> AuditInputs:
     )
 
 
-def _read_saved(folder: Path) -> tuple[Saved | None, int | None]:
-    """Parts of the newest checkpoint, and the private seed that it has; None without any."""
-    state = load_latest(folder / "checkpoints")
-    if state is None:
-        return None, None
-    with restoring(newest(folder / "checkpoints"), {"trainer": {}}, {}):
+def _read_saved(path: Path) -> tuple[Saved | None, int | None]:
+    """Parts of a checkpoint, and the private seed that it has (None without)."""
+    state = load(path)
+    with restoring(path, {"trainer": {}}, {}):
         trainer = state["trainer"]
         # A federated trainer keeps these with all else of its private rounds.
         private = trainer.get("private") or trainer

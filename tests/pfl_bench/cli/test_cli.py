@@ -147,6 +147,8 @@ def test_overrides_stand_before_or_after_options(
     ("arguments", "words"),
     [
         (["run", "no/such.yaml"], "no such row file"),
+        (["run", "demo"], "demo is a folder, no row; `pfl-bench table demo` runs it"),
+        (["table", "demo/central.yaml"], "is a file, no folder; `pfl-bench run"),
         (["run", "demo/centrl.yaml"], "did you mean 'demo/central.yaml'"),
         (["run", "demo/central.yaml", "seed=x"], "seed"),
         (["run", "demo/federated.yaml", "federated.algorithm={}"], "the name of an algorithm: "),

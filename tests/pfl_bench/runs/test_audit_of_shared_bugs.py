@@ -17,6 +17,7 @@ from pfl_bench.federated.compression import top_k
 from pfl_bench.federated.trainer import FederatedTrainer
 from pfl_bench.runs import runner
 from pfl_bench.runs.audit import audit_run
+from pfl_bench.runs.best_model import BestModel
 from pfl_bench.runs.runner import run
 from privacy.plan import notes
 from tests.helpers import make_config
@@ -89,8 +90,25 @@ def measures_a_client(patch: Patch) -> None:
     patch.setattr(runner._Run, "_summarise", load_at_last)
 
 
+def best_is_not_copied(patch: Patch) -> None:
+    """The model that is kept is the clients' memory: right whenever the model is evaluated."""
+    real = BestModel._now
+
+    def now(self: Any) -> dict[str, Any]:
+        return real(self) | {"vector": self._model.vector.detach()}
+
+    patch.setattr(BestModel, "_now", now)
+
+
 TOP_K = {"federated__compression": {"name": "top_k", "fraction": 0.1}}
 BEST = {"evaluation__select_best": "val/accuracy"}
+# The last round, which is the best, is evaluated; the checkpoint of the round before is left.
+IN_BETWEEN = {
+    "federated__num_rounds": 4,
+    "evaluation__select_best": "val/loss",
+    "evaluation__every": 2,
+    "checkpoint__every": 1,
+}
 
 
 @pytest.mark.parametrize(
@@ -104,6 +122,7 @@ BEST = {"evaluation__select_best": "val/accuracy"}
         (nothing_noted, {"privacy__nonce": "shared"}, "statement"),
         (scratch_not_cleared, TOP_K, "recomputation"),
         (measures_a_client, {}, "outcome"),
+        (best_is_not_copied, IN_BETWEEN, "central_chain"),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
