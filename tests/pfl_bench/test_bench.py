@@ -201,6 +201,16 @@ def test_the_page_goes_between_its_marks(
     assert page.read_text() == "no marks\n"
 
 
+def test_the_committed_page_is_that_of_the_committed_records(bench: SimpleNamespace) -> None:
+    records = sorted((REPOSITORY / "docs/results/speed").glob("*.json"))
+    reports = [json.loads(path.read_text(encoding="utf-8")) for path in records]
+    page = (REPOSITORY / "docs/performance.md").read_text(encoding="utf-8")
+    between = page.partition(bench.page.BEGIN)[2].partition(bench.page.END)[0]
+    assert between == f"\n{bench.page.markdown(reports)}\n"
+    for report in reports:
+        assert not report["machine"]["checkout"]["uncommitted_changes"]
+
+
 def test_scale_measures_a_cohort_and_says_whether_it_holds(
     bench: SimpleNamespace, store: Path, tmp_path: Path
 ) -> None:
