@@ -118,10 +118,10 @@ def _check_event(event: Any, adjacency: str, accountant: str) -> None:
 
 
 def check_delta(delta: float) -> None:
-    """Check that a delta is in (0, 1)."""
-    if not 0.0 < delta < 1.0:
+    """Check that a delta is below 1, and not so small that its logarithm is that of 0."""
+    if not 1e-300 <= delta < 1.0:
         raise PrivacyError(
-            f"delta is {delta!r}, but must be above 0 and below 1; the usual choice is "
+            f"delta is {delta!r}, but must be 1e-300 or more and below 1; the usual choice is "
             "population_size ** -1.1"
         )
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # QMNIST-836: user-level privacy on real writers. From the public mirrors, or MNIST's and QMNIST's files in DIR (--source DIR, first),
 # to both tables, their report and the leaderboard with an audit of each private run. Makes mnist.h5 and mnist-deskewed-scattering.h5 in the
-# checkout when they are missing. All other arguments are those of `pfl-bench table`, such as --seeds 5 or --jobs 1. Finished runs are
+# checkout when they are missing. All other arguments are those of `pfl-bench table`, such as --seeds 5. Finished runs are
 # not run again, interrupted ones resume.
 set -euo pipefail
 source=

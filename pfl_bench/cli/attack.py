@@ -15,31 +15,37 @@ from pfl_bench.config.bundled_rows import locate_row
 from pfl_bench.types import ConfigError
 
 _WIDTH = 110
+_SHADOWS, _CONFIDENCE = 16, 0.99
 
 
 def main(arguments: argparse.Namespace) -> int:
     """Attack a row; 1 if more is shown than the claim allows, or a shadow run failed."""
     source, out = _source(arguments)
-    if arguments.kind == "gradient":
+    of_gradient = arguments.kind == "gradient"
+    for name in ("shadows", "confidence") if of_gradient else ("user",):
+        if getattr(arguments, name) is not None:
+            kinds = "the other kinds" if of_gradient else "--kind gradient"
+            raise ConfigError(f"--{name} belongs to {kinds}; give another --kind, or leave it out")
+    if of_gradient:
         return _invert(source, out, arguments)
-    if arguments.user is not None:
-        raise ConfigError("--user belongs to --kind gradient; give that too, or leave it out")
-    if not 0.5 <= arguments.confidence < 1.0:
+    shadows = _SHADOWS if arguments.shadows is None else arguments.shadows
+    confidence = _CONFIDENCE if arguments.confidence is None else arguments.confidence
+    if not 0.5 <= confidence < 1.0:
         raise ConfigError(
-            f"--confidence {arguments.confidence:g}: is not in [0.5, 1); give 0.99, at which a "
+            f"--confidence {confidence:g}: is not in [0.5, 1); give {_CONFIDENCE}, at which a "
             "claim that is true is refuted in 1 % of attacks at most"
         )
     from pfl_bench.report.attack_figure import roc_picture
     from pfl_bench.runs.membership import attack, check_kind
     from pfl_bench.runs.shadows import shadow_plans
 
-    check_kind(arguments.kind, arguments.shadows)
-    row, plans = shadow_plans(source, arguments.overrides, arguments.shadows, out / "shadows")
+    check_kind(arguments.kind, shadows)
+    row, plans = shadow_plans(source, arguments.overrides, shadows, out / "shadows")
     say(f"{row.config.name}: {len(plans)} shadow runs in {out / 'shadows'}; finished ones stay")
     batch = run_many.run_all(plans, arguments, out)
     if None in batch.summaries:
         return batch.exit_code()
-    found = attack(arguments.kind, row, plans, out, arguments.confidence)
+    found = attack(arguments.kind, row, plans, out, confidence)
     roc_picture(found).save(out / arguments.kind)
     write("\n".join(_lines(found)))
     write(f"figure: {out / arguments.kind}.svg; numbers: {out / 'attack.json'}")

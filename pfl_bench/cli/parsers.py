@@ -165,9 +165,9 @@ def _add_checks(commands: Commands) -> None:
         choices=("lira", "rmia", "loss", "gradient"),
         default="lira",
     )
-    add(attack, "--shadows K", "shadow runs (default 16)", type=int, default=16)
+    add(attack, "--shadows K", "shadow runs (default 16)", type=int)
     shown = "of the verdict: a true claim fails with probability 1 - P at most (default 0.99)"
-    add(attack, "--confidence P", shown, type=float, default=0.99)
+    add(attack, "--confidence P", shown, type=float)
     add(attack, "--user N", "gradient: this training user (default: the smallest)", type=int)
     add_out(attack, "default: attack in the run's or row's folder")
     add_plugins(attack)

@@ -87,6 +87,9 @@ def test_options_of_another_mode(
     capsys.readouterr()
     assert "--every belongs to --live" in said(["audit", str(out), "--every", "3"], capsys)
     assert "--user belongs to --kind gradient" in said(["attack", str(out), "--user", "1"], capsys)
+    for option in (["--shadows", "8"], ["--confidence", "0.9"]):
+        refused = said(["attack", str(out), "--kind", "gradient", *option], capsys)
+        assert f"{option[0]} belongs to the other kinds" in refused
     assert "claims no privacy" in said(["audit", str(out), "--live"], capsys)
 
 
