@@ -51,7 +51,7 @@ def gather_inputs(run: OpenedRun, statement: Mapping[str, Any]) -> AuditInputs:
     """Gather what a private run and its statement give; RunFolderError if a file is damaged."""
     folder, resolved = run.folder, run.resolved
     read = [_read_saved(path) for path in steps_saved(folder / "checkpoints").values()]
-    *older, (saved, seed) = [(None, None), *read]
+    saved, seed = read[-1] if read else (None, None)
     record, is_final = _read_seed(run, seed), statement["status"] == "final"
     return AuditInputs(
         statement=statement,
@@ -59,7 +59,7 @@ def gather_inputs(run: OpenedRun, statement: Mapping[str, Any]) -> AuditInputs:
         composition=compose_of(resolved),
         data=run.data,
         saved=saved,
-        older=tuple(one for one, _ in older if one is not None),
+        older=tuple(one for one, _ in read[:-1]),
         summary=read_json(folder / "summary.json"),
         canaries=read_json(folder / "canaries.json"),
         attacks=read_attacks(folder, resolved),
@@ -73,8 +73,8 @@ def gather_inputs(run: OpenedRun, statement: Mapping[str, Any]) -> AuditInputs:
     )
 
 
-def _read_saved(path: Path) -> tuple[Saved | None, int | None]:
-    """Parts of a checkpoint, and the private seed that it has (None without)."""
+def _read_saved(path: Path) -> tuple[Saved, int | None]:
+    """Parts of a checkpoint, and the private seed that it has; None without."""
     state = load(path)
     with restoring(path, {"trainer": {}}, {}):
         trainer = state["trainer"]
