@@ -196,7 +196,7 @@ def _metrics(
         forward = build_forward(run.resolved, task, model)
         evaluator = Evaluator(config, task, model, forward, None)
         for at, values, names, said in (
-            ("", vector, config.evaluation.final_splits, summary.get("metrics") or {}),
+            ("", vector, config.evaluation.final_splits, stated),
             *_evaluated(saved, rows, model.vector, config.evaluation.splits),
         ):
             model.vector.copy_(values)
@@ -233,11 +233,16 @@ def _evaluated(
     assert saved is not None
     best, lines = saved.get("best") or {}, {row["round"]: row for row in rows}
     central = saved["step"], saved["trainer"].get("central")
+    known: dict[Any, torch.Tensor] = {}
     for number, vector in (central, (best.get("index"), best.get("vector"))):
         row = lines.get(number, {}) if isinstance(number, int) else {}
         if not any(f"{split}/num_examples" in row for split in splits):
             continue
-        if isinstance(vector, torch.Tensor) and vector.shape == like.shape:
+        if not isinstance(vector, torch.Tensor) or vector.shape != like.shape:
+            continue
+        # The last round is often the selected one, too: one model is evaluated once.
+        if number not in known or not torch.equal(known[number], vector):
+            known[number] = vector
             yield f"round {number}: ", vector, splits, row
 
 
