@@ -65,3 +65,13 @@ def add_output(command: argparse.ArgumentParser) -> None:
     add(told, "--quiet", "say nothing beside the numbers, unless it fails")
     add(told, "--verbose", "say every round, and each notice of each run")
     add_json(command)
+
+
+def check_belongs(owner: str, **given: bool) -> None:
+    """Refuse options, by their names with _ for -, that are given without what they belong to."""
+    from pfl_bench.types import ConfigError
+
+    for name, is_given in given.items():
+        if is_given:
+            option = name.replace("_", "-")
+            raise ConfigError(f"--{option} belongs to {owner}; give that too, or leave it out")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pfl_bench.cli import run_many
+from pfl_bench.cli.arguments import check_belongs
 from pfl_bench.cli.main import EXIT_DONE, EXIT_FAILED
 from pfl_bench.cli.speech import say, write
 from pfl_bench.config.bundled_rows import locate_row
@@ -21,15 +22,14 @@ _SHADOWS, _CONFIDENCE = 16, 0.99
 def main(arguments: argparse.Namespace) -> int:
     """Attack a row; 1 if more is shown than the claim allows, or a shadow run failed."""
     source, out = _source(arguments)
-    of_gradient = arguments.kind == "gradient"
-    for name in ("shadows", "confidence") if of_gradient else ("user",):
-        if getattr(arguments, name) is not None:
-            kinds = "the other kinds" if of_gradient else "--kind gradient"
-            raise ConfigError(f"--{name} belongs to {kinds}; give another --kind, or leave it out")
-    if of_gradient:
+    has_shadows, has_confidence = arguments.shadows is not None, arguments.confidence is not None
+    if arguments.kind == "gradient":
+        owner = "the other kinds (--kind lira)"
+        check_belongs(owner, shadows=has_shadows, confidence=has_confidence)
         return _invert(source, out, arguments)
-    shadows = _SHADOWS if arguments.shadows is None else arguments.shadows
-    confidence = _CONFIDENCE if arguments.confidence is None else arguments.confidence
+    check_belongs("--kind gradient", user=arguments.user is not None)
+    shadows = arguments.shadows if has_shadows else _SHADOWS
+    confidence = arguments.confidence if has_confidence else _CONFIDENCE
     if not 0.5 <= confidence < 1.0:
         raise ConfigError(
             f"--confidence {confidence:g}: is not in [0.5, 1); give {_CONFIDENCE}, at which a "

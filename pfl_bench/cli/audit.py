@@ -10,6 +10,7 @@ from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
 
+from pfl_bench.cli.arguments import check_belongs
 from pfl_bench.cli.speech import answer, say, write
 from pfl_bench.files import to_json_value
 from pfl_bench.runs.audit import RunAudit, audit_run
@@ -27,8 +28,7 @@ def main(arguments: argparse.Namespace) -> int:
     """Audit a run and print what was found; 1 if a check fails, or could not be made."""
     if arguments.live:
         return _watch(arguments)
-    if arguments.every is not None:
-        raise ConfigError("--every belongs to --live; give that too, or leave it out")
+    check_belongs("--live", every=arguments.every is not None)
     seconds = arguments.recompute_seconds
     if arguments.recompute == "sample":
         say(f"rounds are computed again, for {seconds:g} s at most (--recompute-seconds)")

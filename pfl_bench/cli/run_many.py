@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pfl_bench import plugins
+from pfl_bench.cli.arguments import check_belongs
 from pfl_bench.cli.main import EXIT_DONE, EXIT_FAILED, EXIT_INPUT, attempt
 from pfl_bench.cli.speech import answer, print_table, say
 from pfl_bench.config.errors import blame
@@ -119,13 +120,12 @@ def run_all(plans: Plans, arguments: argparse.Namespace, out: Path) -> Batch:
     """
     if arguments.launcher is not None:
         return _run_as_jobs(plans, arguments, out / "jobs")
-    for option, given in (
-        ("--jobs", arguments.jobs is not None),
-        ("--slurm", bool(arguments.slurm)),
-        ("--no-wait", not arguments.wait),
-    ):
-        if given:
-            raise ConfigError(f"{option} belongs to --launcher local or slurm; give that too")
+    check_belongs(
+        "--launcher local or slurm",
+        jobs=arguments.jobs is not None,
+        slurm=bool(arguments.slurm),
+        no_wait=not arguments.wait,
+    )
     from pfl_bench.runs.log import finished_before, saying_once
 
     before = [run_folder for run_folder, _ in plans if (run_folder / "summary.json").exists()]

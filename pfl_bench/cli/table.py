@@ -17,14 +17,12 @@ from pfl_bench.cli.speech import answer, say
 from pfl_bench.config.bundled_rows import locate
 from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.config.row_files import rows_below
+from pfl_bench.config.sweep_file import MOST_RUNS
 from pfl_bench.config.views import LoadedView, ViewRow, check_measured, load_view, view_in
 from pfl_bench.types import ConfigError, RunSummary, UserInputError
 
 if TYPE_CHECKING:
     from pfl_bench.report.run_folder import RunRecord
-
-# Each is a configuration that is checked before the first run begins.
-_MOST_SEEDS = 10_000
 
 
 @dataclass(frozen=True)
@@ -42,8 +40,8 @@ def main(arguments: argparse.Namespace) -> int:
     A view's are the viewed folder's own runs, of which ``--out`` is the folder.
     """
     folder = locate(arguments.folder, folder=True)
-    if not 1 <= arguments.seeds <= _MOST_SEEDS:
-        raise ConfigError(f"--seeds {arguments.seeds}: give 1 to {_MOST_SEEDS}")
+    if not 1 <= arguments.seeds <= MOST_RUNS:
+        raise ConfigError(f"--seeds {arguments.seeds}: give 1 to {MOST_RUNS}")
     path = view_in(folder)
     view = None if path is None else load_view(path)
     shown = folder if view is None else view.folder

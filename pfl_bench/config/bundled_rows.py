@@ -27,17 +27,17 @@ def locate(name: str, folder: bool) -> Path:
     It may be one inside the bundled rows, such as "demo", "demo/central.yaml" or "demo/central".
     """
     path = Path(name)
-    inner = name.removeprefix("configs/")
-    for candidate in (path, bundled_configs() / inner):
+    inner, root = name.removeprefix("configs/"), bundled_configs()
+    candidates = (path, root / inner)
+    for candidate in candidates:
         # A pipe or device is found too, and refused by what reads it.
         if candidate.exists() and candidate.is_dir() is folder:
             return candidate
     # As ``--only`` and run folders call a row: by its name, without the suffix.
-    whole = bundled_configs() / f"{inner}.yaml"
+    whole = root / f"{inner}.yaml"
     if not folder and whole.is_file():
         return whole
-    root = bundled_configs()
-    if name and any(candidate.exists() for candidate in (path, root / inner)):
+    if name and any(candidate.exists() for candidate in candidates):
         what, command = ("a file, no folder", "run") if folder else ("a folder, no row", "table")
         shown = "" if folder else f", and `pfl-bench report {name}` shows the runs in it"
         raise ConfigError(f"{name} is {what}; `pfl-bench {command} {name}` runs it{shown}")

@@ -20,8 +20,8 @@ from privacy.tuning import Trials
 Scalar = bool | int | float | str | None
 # Draws of a random search for each run that it wants, before it says that the grid has no more.
 _MOST_DRAWS = 100
-# Each is a configuration that is checked before the first run begins.
-_MOST_POINTS = 10_000
+# Runs of a sweep or a table, whose configurations are all checked before the first one begins.
+MOST_RUNS = 10_000
 
 
 class SelectionOptions(Strict):
@@ -102,7 +102,7 @@ class RandomOptions(Strict):
         seed: Of the draws.
     """
 
-    runs: Annotated[int, Field(ge=1, le=_MOST_POINTS)]
+    runs: Annotated[int, Field(ge=1, le=MOST_RUNS)]
     seed: Annotated[int, Field(ge=0)] = 0
 
 
@@ -197,9 +197,9 @@ def points_of(
                 f"{path}: grid.{key}: has a range, which only a random search or Optuna draws "
                 "from; give a list of values, or add `random: {runs: 20}`"
             )
-        if (number := math.prod(map(len, lists.values()))) > _MOST_POINTS:
+        if (number := math.prod(map(len, lists.values()))) > MOST_RUNS:
             raise ConfigError(
-                f"{path}: grid: has {number:,} combinations, more than {_MOST_POINTS:,}; list "
+                f"{path}: grid: has {number:,} combinations, more than {MOST_RUNS:,}; list "
                 "fewer values, or draw some of them with `random: {runs: 20}`"
             )
         for values in itertools.product(*lists.values()):
