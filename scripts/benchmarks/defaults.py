@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -216,25 +216,17 @@ def _best(result: dict[str, Any], family: Sequence[str], clock: str) -> str | No
     )
 
 
-def table(results: Sequence[dict[str, Any]]) -> str:
-    """A row a workload, in Markdown."""
-    header = [
-        "workload",
-        "",
-        "picked",
-        "s a round",
-        "best by hand",
-        "of its speed",
-        "of the fastest pfl's speed",
-        "of pfl's, processor time",
-    ]
-    rows = [header, ["---"] * len(header)]
-    for result in results:
+def table(report: Mapping[str, Any]) -> str:
+    """A row a workload, then all sides, in Markdown."""
+    header = ["workload", "", "picked", "s a round", "best by hand", "of its speed"]
+    rows = [[*header, "of the fastest pfl's speed", "of pfl's, processor time"], ["---"] * 8]
+    sides = [["workload", "", "side", "s a round", "processor s a round"], ["---"] * 5]
+    for result in report["results"]:
         hand = _best(result, ("sequential", "vectorized"), "wall")
+        what = [result["workload"], "private" if result["private"] else "not private"]
         rows.append(
             [
-                result["workload"],
-                "private" if result["private"] else "not private",
+                *what,
                 result["picked"],
                 f"{statistics.median(result['sides'][DEFAULTS]['wall']):.3f}",
                 str(hand),
@@ -243,7 +235,11 @@ def table(results: Sequence[dict[str, Any]]) -> str:
                 _ratio(result, _best(result, ("pfl",), "processor"), "processor"),
             ]
         )
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+        for name, times in result["sides"].items():
+            each = (", ".join(f"{s:.3f}" for s in times[clock]) for clock in ("wall", "processor"))
+            sides.append([*what, name, *each])
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([*lines, "", *(f"| {' | '.join(row)} |" for row in sides)])
 
 
 def read_options() -> argparse.Namespace:
@@ -286,8 +282,8 @@ def main() -> None:
                 home = Path(folder) / f"{model}-{cohort}-{batch}-{private}"
                 home.mkdir()
                 results.append(measure(job, options, home))
-                tell(table(results[-1:]))
+                tell(table({"results": results[-1:]}))
+    report = {"subject": "defaults", "machine": machine.describe(), "results": results}
     if options.json is not None:
-        report = {"subject": "defaults", "machine": machine.describe(), "results": results}
         write_json(options.json, report)
-    print(table(results))
+    print(table(report))

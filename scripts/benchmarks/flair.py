@@ -28,7 +28,6 @@ from benchmarks.flair_material import FlairJob, FlairMaterial
 from benchmarks.flair_pfl import pfl_side
 from benchmarks.flair_report import LARGE, summarise, table
 from benchmarks.options import ENGINES, PEERS
-from benchmarks.page import markdown
 from benchmarks.pfl_side import PflSide, Privacy
 from benchmarks.remote import RemoteSide
 from benchmarks.sides import BARE, missing_peers, tell
@@ -266,9 +265,8 @@ def main() -> None:
                 results.append(workload.measure())
             finally:
                 workload.close()
-            tell(table(results[-1:]))
+            tell(table({"results": results[-1:]}))
     report = {"subject": "flair", "machine": machine.describe(), "results": results}
     if options.json is not None:
         write_json(options.json, report)
-    print(markdown([report]))
-    print(table(results))
+    print(table(report))

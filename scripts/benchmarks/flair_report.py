@@ -1,4 +1,4 @@
-"""Report of the FLAIR benchmark beside the page's tables: images a second."""
+"""Report of the FLAIR benchmark of the page: all sides, and images a second."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.common import Seconds, spread
+from benchmarks.page import details
 
 LARGE = "large batch"
 
@@ -35,13 +36,15 @@ def summarise(
     return {"sides": sides, "images": images, "large_images_a_second": large}
 
 
-def table(results: list[dict[str, Any]]) -> str:
-    """Images a second as Markdown, and the share of what large batches in memory have."""
+def table(report: Mapping[str, Any]) -> str:
+    """All sides beside one another, then images a second and their share of large batches'."""
     lines = [
+        *details(report["results"]),
+        "",
         "| workload | | side | images/s: median (min-max) | of large batches |",
         "| --- | --- | --- | --- | --- |",
     ]
-    for result in results:
+    for result in report["results"]:
         large = result["large_images_a_second"]
         fastest = max(statistics.median(values) for values in large.values())
         rates = {side: row["images_a_second"] for side, row in result["sides"].items()}

@@ -1,10 +1,9 @@
-#!/usr/bin/env python
 """Times the multi-label metrics beside scikit-learn's loop over classes, on FLAIR's test size.
 
 Both sides rank the same generated scores, in turn, in one process, and must agree. Peak memory is
 that of a process of its own, which does what an evaluation does.
 
-    python scripts/benchmarks/metrics.py --repeats 3
+    python scripts/bench.py metrics --repeats 3
 """
 
 from __future__ import annotations
@@ -16,7 +15,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from benchmarks.common import Machine, write_json
 from pfl_bench.metrics._average_precision import count_classes
 from pfl_bench.metrics._scores import Scores
 from pfl_bench.metrics.multilabel import THRESHOLDS, MultiLabel
@@ -85,7 +86,8 @@ def run(
     """
     # First, while this process is small: a child's peak starts from what its parent holds.
     size = [str(num_examples), str(num_classes)]
-    command = [sys.executable, __file__, "--memory-of", *size]
+    bench = str(Path(__file__).parents[1] / "bench.py")
+    command = [sys.executable, bench, "metrics", "--memory-of", *size]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     metric, updating = take_in(num_examples, num_classes)
     scores, truth = _by_class(num_examples, num_classes)
@@ -118,8 +120,9 @@ def run(
     }
 
 
-def table(result: dict[str, Any]) -> str:
+def table(report: Mapping[str, Any]) -> str:
     """The result as Markdown."""
+    result = report["result"]
     words = {
         "scikit_learn": "scikit-learn, `average_precision_score` class by class",
         "average_precision": "exact average precision and counts of each class",
@@ -190,13 +193,15 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--examples", type=int, default=NUM_EXAMPLES)
     parser.add_argument("--classes", type=int, default=NUM_CLASSES)
+    parser.add_argument("--json", type=Path, help="where to write all that was measured")
     parser.add_argument("--memory-of", type=int, nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.memory_of is not None:
         print(memory_above_scores(*arguments.memory_of))
         return
-    print(table(run(arguments.repeats, arguments.examples, arguments.classes)))
-
-
-if __name__ == "__main__":
-    main()
+    machine = Machine()
+    result = run(arguments.repeats, arguments.examples, arguments.classes)
+    report = {"subject": "metrics", "machine": machine.describe(), "result": result}
+    if arguments.json is not None:
+        write_json(arguments.json, report)
+    print(table(report))

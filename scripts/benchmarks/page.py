@@ -3,13 +3,15 @@
     python scripts/bench.py page softmax.json reddit.json                             # print them
     python scripts/bench.py page docs/results/speed/*.json --into docs/performance.md
 
-The first table has a row a workload: the fastest of our sides beside the fastest of each peer's.
-One table a file follows, with all sides.
+Each section of the page has two marks of its own. In that of rounds, the first table has a row a
+workload: the fastest of our sides beside the fastest of each peer's. One table a file follows, with
+all sides. Other subjects have a section each.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import shlex
 import statistics
@@ -21,7 +23,9 @@ from benchmarks.common import spread
 
 OURS = "pfl-bench"
 PEERS = ("bare", "pfl", "Flower")
-BEGIN, END = "<!-- scripts/bench.py page: begin -->", "<!-- scripts/bench.py page: end -->"
+# Subjects whose module makes its section's table of a report; all others are of rounds.
+WITH_SECTION = ("defaults", "flair", "metrics", "products", "scale")
+ROUNDS = "rounds"
 
 
 def _family(side: str) -> str:
@@ -100,23 +104,33 @@ def details(results: Iterable[Mapping[str, Any]]) -> list[str]:
     return _rows([*header, "of the fastest pfl's", "of pfl's, processor time"], rows)
 
 
-def _notes(report: Mapping[str, Any]) -> list[str]:
-    """Command, machine, how busy it was, and that the sides agreed."""
-    machine, results = report["machine"], report["results"]
+def _machine(report: Mapping[str, Any]) -> tuple[str, str]:
+    """Command, machine and how busy it was; commit and versions."""
+    machine = report["machine"]
     threads = machine["omp_num_threads"]
     command = shlex.join(machine["command"])
     if threads:
         command = f"OMP_NUM_THREADS={threads} {command}"
     commit = (machine.get("checkout") or {}).get("commit", "none")[:9]
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    return (
+        f"Command: `{command}`. {machine['cores']} cores of {machine['processor']} "
+        f"({', '.join(machine['units'])}). The load average of a minute was "
+        f"{machine['load_before']} before and {machine['load_after']} after.",
+        f"Commit {commit}; {versions}.",
+    )
+
+
+def _notes(report: Mapping[str, Any]) -> list[str]:
+    """Machine, and that the sides agreed."""
+    results = report["results"]
+    ran, versions = _machine(report)
     found = [side for result in results for side in result["agreement"].values()]
     norms = [side["norm_difference"] for side in found if "norm_difference" in side]
     losses = [side["loss_difference"] for side in found if "loss_difference" in side]
     step = max(side["step_difference"] for side in found if "step_difference" in side)
     lines = [
-        f"Command: `{command}`. {machine['cores']} cores of {machine['processor']} "
-        f"({', '.join(machine['units'])}). The load average of a minute was "
-        f"{machine['load_before']} before and {machine['load_after']} after. Rounds timed: "
+        f"{ran} Rounds timed: "
         f"{', '.join(str(len(r['sides'][fastest(r, OURS)]['seconds'])) for r in results)}. "
         f"Largest difference of a first central step from the bare loop's: {step:.1e} of it"
         + (f"; of a side's norm of it: {100 * max(norms):.1f} %" if norms else "")
@@ -126,11 +140,11 @@ def _notes(report: Mapping[str, Any]) -> list[str]:
     if started:
         each = ", ".join(f"{name} {seconds:.1f}" for name, seconds in started.items())
         lines += ["", f"Seconds to start processes, which no round contains: {each}."]
-    return [*lines, "", f"Commit {commit}; {versions}."]
+    return [*lines, "", versions]
 
 
 def markdown(reports: Sequence[Mapping[str, Any]]) -> str:
-    """All reports: the summary, then each one's details."""
+    """All reports of rounds: the summary, then each one's details."""
     results = [result for report in reports for result in report["results"]]
     lines = [*summary(results), ""]
     for report in reports:
@@ -139,18 +153,42 @@ def markdown(reports: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def sections(reports: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """The text of each section that the reports fill, by its name."""
+    texts = {}
+    rounds = [report for report in reports if report["subject"] not in WITH_SECTION]
+    if rounds:
+        texts[ROUNDS] = markdown(rounds)
+    for report in reports:
+        if (name := report["subject"]) in WITH_SECTION:
+            table = importlib.import_module(f"benchmarks.{name}").table(report)
+            ran, versions = _machine(report)
+            texts[name] = f"{table}\n\n{ran}\n\n{versions}"
+    return texts
+
+
+def marks(name: str) -> tuple[str, str]:
+    """The lines of the page before and after a section."""
+    begin, end = (f"<!-- scripts/bench.py page, {name}: {edge} -->" for edge in ("begin", "end"))
+    return begin, end
+
+
 def main() -> None:
-    """Print the page, or put it where it belongs."""
+    """Print the sections, or put them where they belong."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("files", nargs="+", type=Path, help="of --json")
-    parser.add_argument("--into", type=Path, help="a page with the two marks")
+    parser.add_argument("--into", type=Path, help="a page with two marks for each section")
     options = parser.parse_args()
-    text = markdown([json.loads(path.read_text(encoding="utf-8")) for path in options.files])
+    found = sections([json.loads(path.read_text(encoding="utf-8")) for path in options.files])
     if options.into is None:
-        print(text)
+        print("\n\n".join(found.values()))
         return
     page = options.into.read_text(encoding="utf-8")
-    if page.count(BEGIN) != 1 or page.count(END) != 1 or page.index(BEGIN) > page.index(END):
-        raise SystemExit(f"{options.into}: the lines '{BEGIN}' and '{END}' must be there once each")
-    head, tail = page.split(BEGIN)[0], page.split(END)[1]
-    options.into.write_text(f"{head}{BEGIN}\n{text}\n{END}{tail}", encoding="utf-8")
+    for name, text in found.items():
+        begin, end = marks(name)
+        if page.count(begin) != 1 or page.count(end) != 1 or page.index(begin) > page.index(end):
+            raise SystemExit(
+                f"{options.into}: the lines '{begin}' and '{end}' must be there once each"
+            )
+        page = f"{page.split(begin)[0]}{begin}\n{text}\n{end}{page.split(end)[1]}"
+    options.into.write_text(page, encoding="utf-8")

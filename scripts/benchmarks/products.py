@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from benchmarks.common import Machine
+from benchmarks.common import Machine, write_json
 from pfl_bench.client.factored_gradients import weights_come_first
 
 # Inputs and outputs of the linear layers of FEMNIST's two networks and of Reddit's LSTM.
@@ -71,27 +73,38 @@ def _rates(repeats: int) -> dict[str, float]:
     return {name: 2e-9 * size / best[name] for name, (_, size) in runs.items()}
 
 
+def table(report: Mapping[str, Any]) -> str:
+    """The results as Markdown."""
+    ratios = report["ratios"]
+    lines = [f"| rows | {' | '.join(ratios)} |", f"|---|{'---|' * len(ratios)}"]
+    for index, rows in enumerate(ROWS):
+        cells = [f"{own[index]:.2f}" for own in ratios.values()]
+        for place, (_, outputs) in enumerate(LAYERS):
+            cells[place] += " (taken)" if weights_come_first(rows, outputs) else ""
+        lines.append(f"| {rows} | {' | '.join(cells)} |")
+    lines += ["", f"| {REDDIT_ROWS} rows, Reddit's output layer | billion operations a second |"]
+    lines += ["|---|---|", *(f"| {name} | {rate:.0f} |" for name, rate in report["rates"].items())]
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--repeats", type=int, default=25)
-    repeats = parser.parse_args().repeats
+    parser.add_argument("--json", type=Path, help="where to write all that was measured")
+    options = parser.parse_args()
     torch.set_num_threads(1)
     machine = Machine()
-    layers = [f"{inputs} x {outputs}" for inputs, outputs in LAYERS]
-    print(f"| rows | {' | '.join(layers)} |\n|---|{'---|' * len(layers)}")
-    for rows in ROWS:
-        cells = []
-        for inputs, outputs in LAYERS:
-            taken = " (taken)" if weights_come_first(rows, outputs) else ""
-            cells.append(f"{_ratio(inputs, outputs, rows, repeats):.2f}{taken}")
-        print(f"| {rows} | {' | '.join(cells)} |")
-    print(f"\n| {REDDIT_ROWS} rows, Reddit's output layer | billion operations a second |")
-    print("|---|---|")
-    for name, rate in _rates(repeats).items():
-        print(f"| {name} | {rate:.0f} |")
-    described = machine.describe()
-    print(f"\n{described['processor']}, load {described['load_before']} before")
+    ratios = {
+        f"{inputs} x {outputs}": [_ratio(inputs, outputs, rows, options.repeats) for rows in ROWS]
+        for inputs, outputs in LAYERS
+    }
+    rates = _rates(options.repeats)
+    report = {"subject": "products", "machine": machine.describe()}
+    report |= {"repeats": options.repeats, "ratios": ratios, "rates": rates}
+    if options.json is not None:
+        write_json(options.json, report)
+    print(table(report))
 
 
 if __name__ == "__main__":

@@ -57,13 +57,16 @@ def main() -> None:
             Job(str(store), load, private=True, engine=options.engine).write(path)
             rounds = max(options.repeats, min(200, LEAST_CLIENTS // cohort))
             found[cohort] = _in_child(path, rounds)
-    description = machine.describe()
+    report = {
+        "subject": "scale",
+        "machine": machine.describe(),
+        "model": options.model,
+        "engine": options.engine,
+        "cohorts": found,
+    }
     if options.json is not None:
-        report = {"subject": "scale", "machine": description, "cohorts": found}
         write_json(options.json, report)
-    print(table(found, options))
-    load = f"{description['load_before']} before and {description['load_after']} after"
-    print(f"\nThe load average of a minute was {load}.")
+    print(table(report))
 
 
 def _in_child(job: Path, rounds: int) -> dict[str, Any]:
@@ -109,12 +112,14 @@ def _peak_mib() -> float:
     raise SystemExit("/proc/self/status has no VmHWM: peak memory is only told on Linux")
 
 
-def table(found: Mapping[int, Mapping[str, Any]], options: argparse.Namespace) -> str:
+def table(report: Mapping[str, Any]) -> str:
     """The results as Markdown, with whether they are what they are to be."""
-    base = found[REFERENCE if REFERENCE in found else min(found)]
+    found = {int(cohort): own for cohort, own in report["cohorts"].items()}
+    reference = REFERENCE if REFERENCE in found else min(found)
+    base = found[reference]
     lines = [
-        f"{options.model}, {options.engine}, private, one thread; ratios to a cohort of "
-        f"{REFERENCE if REFERENCE in found else min(found)}:",
+        f"{report['model']}, {report['engine']}, private, one thread; ratios to a cohort of "
+        f"{reference}:",
         "",
         "| cohort | rounds | ms a client: median (min-max) | ratio | of processor time | "
         "before the first round (MiB) | peak memory (MiB) | ratio |",

@@ -186,12 +186,13 @@ def test_the_page_goes_between_its_marks(
     measured = tmp_path / "femnist.json"
     bench.common.write_json(measured, {**report, "results": [_result()]})
     page = tmp_path / "performance.md"
-    page.write_text(f"before\n{bench.page.BEGIN}\nold\n{bench.page.END}\nafter\n")
+    begin, end = bench.page.marks(bench.page.ROUNDS)
+    page.write_text(f"before\n{begin}\nold\n{end}\nafter\n")
     monkeypatch.setattr(sys, "argv", ["bench.py page", str(measured), "--into", str(page)])
     bench.page.main()
     text = page.read_text()
-    assert text.startswith(f"before\n{bench.page.BEGIN}\n| workload")
-    assert text.endswith(f"{bench.page.END}\nafter\n")
+    assert text.startswith(f"before\n{begin}\n| workload")
+    assert text.endswith(f"{end}\nafter\n")
     assert "old" not in text
     assert "load average" in text
     assert "pfl, 2 processes 12.5" in text
@@ -205,8 +206,9 @@ def test_the_committed_page_is_that_of_the_committed_records(bench: SimpleNamesp
     records = sorted((REPOSITORY / "docs/results/speed").glob("*.json"))
     reports = [json.loads(path.read_text(encoding="utf-8")) for path in records]
     page = (REPOSITORY / "docs/performance.md").read_text(encoding="utf-8")
-    between = page.partition(bench.page.BEGIN)[2].partition(bench.page.END)[0]
-    assert between == f"\n{bench.page.markdown(reports)}\n"
+    for name, text in bench.page.sections(reports).items():
+        begin, end = bench.page.marks(name)
+        assert page.partition(begin)[2].partition(end)[0] == f"\n{text}\n", name
     for report in reports:
         assert not report["machine"]["checkout"]["uncommitted_changes"]
 
@@ -224,10 +226,10 @@ def test_scale_measures_a_cohort_and_says_whether_it_holds(
     found = json.loads(done.stdout)
     assert 0 < found["start_mib"] <= found["peak_mib"]
     assert len(found["wall_ms"]) == found["rounds"] == 2
-    options = SimpleNamespace(model="softmax", engine="sequential")
+    told = {"model": "softmax", "engine": "sequential"}
     small = {**found, "wall_ms": [1.0, 1.0], "peak_mib": 700.0}
     large = {**found, "wall_ms": [1.05, 1.05], "peak_mib": 800.0}
-    text = bench.scale.table({100: small, 10_000: large}, options)
+    text = bench.scale.table({**told, "cohorts": {"100": small, "10000": large}})
     assert "time at 10,000 is at most 1.1 times that at 100: yes (1.050)" in text
     assert "memory at 10,000 is at most 1.1 times that at 100: no (1.143)" in text
 
@@ -265,5 +267,6 @@ def test_defaults_stand_beside_the_best_by_hand(bench: SimpleNamespace) -> None:
             "pfl, threads": side([2.0, 3.0, 8.0]),
         },
     }
-    row = bench.defaults.table([result]).splitlines()[2]
-    assert "| sequential, 1 workers | 1.00 (0.90-1.10) | 3.00 (2.00-4.00) |" in row
+    text = bench.defaults.table({"results": [result]})
+    assert "| sequential, 1 workers | 1.00 (0.90-1.10) | 3.00 (2.00-4.00) |" in text
+    assert "| w | private | pfl, threads | 2.000, 3.000, 8.000 | 2.000, 3.000, 8.000 |" in text
