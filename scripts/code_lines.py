@@ -46,7 +46,8 @@ CAPABILITIES = {
         "pfl_bench/federated/workers/", "pfl_bench/runs/launchers/", "pfl_bench/runs/jobs/",
     ),
     "local training: engines, layers in slots, precision, optimizers": (
-        "pfl_bench/client/", "pfl_bench/federated/autotune/",
+        "pfl_bench/client/", "pfl_bench/federated/autotune.py",
+        "pfl_bench/federated/engine_times.py",
     ),
     "other settings: central, DP-SGD, local models, Mocha": ("pfl_bench/trainers/",),
     "simulated devices, selection and attacks of clients": ("pfl_bench/simulation/",),

@@ -290,7 +290,7 @@ def build_compression(resolved: ResolvedConfig, num_parameters: int) -> dict[str
 def build_engine(parts: FederatedParts, notice: Callable[[str], None]) -> Engine:
     """Build the engine that the configuration names.
 
-    The runner has named it where it is "auto" (``autotune.settle``); else that is "sequential".
+    The runner has named it where it is "auto" (``autotune``); else that is "sequential".
     """
     resolved, options, algorithm = parts.resolved, parts.options, parts.algorithm
     name = "sequential" if options.engine == "auto" else options.engine

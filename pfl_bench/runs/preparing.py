@@ -15,7 +15,7 @@ from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.evaluation.evaluator import Evaluator, families_of
 from pfl_bench.evaluation.splits import initial_loss
 from pfl_bench.federated.aggregation import Aggregation
-from pfl_bench.federated.autotune.settle import settle
+from pfl_bench.federated.autotune import settle
 from pfl_bench.federated.parts import FederatedParts, RunParts, build_run
 from pfl_bench.federated.workers.start import start_workers
 from pfl_bench.metrics import MetricDirections

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from pfl_bench.client.costs import measure_step
 from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.evaluation.evaluator import Evaluator
-from pfl_bench.federated.autotune.settle import settle
-from pfl_bench.federated.autotune.timing import expected_client_seconds
+from pfl_bench.federated.autotune import settle
+from pfl_bench.federated.engine_times import expected_client_seconds
 from pfl_bench.federated.parts import FederatedParts, RunParts, build_run
 from pfl_bench.federated.shards import expected_work
 from pfl_bench.runs.preparing import PreparedRun, prepare

@@ -13,7 +13,7 @@ from pfl_bench.client.batched.graphs import StepGraphs
 from pfl_bench.client.costs import measure_step
 from pfl_bench.client.engines.vectorized import VectorizedEngine
 from pfl_bench.client.precision import resolve_device
-from pfl_bench.federated.autotune import settle as settling
+from pfl_bench.federated import autotune
 from pfl_bench.federated.parts import FederatedParts, build_engine, build_model, build_task
 from pfl_bench.types import LocalResult
 from tests.equivalence.engines import MODELS, configure, trained
@@ -116,14 +116,14 @@ def test_a_graph_is_one_launch(
 
 def test_auto_measures_engines_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PFL_BENCH_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(settling, "_WORTH_SECONDS", 0.0)
-    monkeypatch.setattr(settling, "_SHARE", float("inf"))
+    monkeypatch.setattr(autotune, "_WORTH_SECONDS", 0.0)
+    monkeypatch.setattr(autotune, "_SHARE", float("inf"))
     resolved, place = configure({"name": "digits"}, {"name": "softmax"}), resolve_device("cuda")
     task = build_task(resolved, place)
     parts = FederatedParts.build(resolved, task, build_model(resolved, task, place))
     step = measure_step(parts.forward, parts.model, parts.split)
     said: list[str] = []
-    settling.settle(parts, step, tmp_path, None, said.append)
+    autotune.settle(parts, step, tmp_path, None, said.append)
     assert "sequential" in said[0]
     assert "256 slots" in said[0]
     (kept,) = (tmp_path / "cache" / "engines").iterdir()

@@ -15,17 +15,16 @@ from torch import Tensor, nn
 from pfl_bench.client.costs import StepFlops, measure_step
 from pfl_bench.client.flat_model import FlatModel
 from pfl_bench.config.loading import ResolvedConfig
-from pfl_bench.federated.autotune import settle as settling
-from pfl_bench.federated.autotune.cache import TimingCache, cache_folder
-from pfl_bench.federated.autotune.choice import (
-    SEQUENTIAL,
+from pfl_bench.federated import autotune
+from pfl_bench.federated.autotune import SEQUENTIAL, fastest, pick_workers, settle, workers_of
+from pfl_bench.federated.engine_times import (
     Candidate,
-    fastest,
-    pick_workers,
-    workers_of,
+    TimesFile,
+    choose_sample,
+    expected_client_seconds,
+    time_engines,
+    times_folder,
 )
-from pfl_bench.federated.autotune.settle import settle
-from pfl_bench.federated.autotune.timing import choose_sample, expected_client_seconds, time_engines
 from pfl_bench.federated.parts import FederatedParts, build_task
 from pfl_bench.federated.workers import cores
 from pfl_bench.files import read_json
@@ -91,16 +90,17 @@ def test_workers_are_as_many_as_pay(
     assert pick_workers(round_seconds, num_rounds, most) == wanted
 
 
-def test_times_are_kept_in_a_file(tmp_path: Path) -> None:
+def test_times_are_kept_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PFL_BENCH_CACHE", str(tmp_path / "not" / "there"))
     said: list[str] = []
-    cache = TimingCache(tmp_path / "not" / "there", {"model": "a"}, said.append)
-    assert cache.read() is None
+    file = TimesFile({"model": "a"}, [SEQUENTIAL, MANY], said.append)
+    assert file.read() is None
     seconds = {SEQUENTIAL: 0.004, MANY: 0.001}
-    cache.write(seconds)
-    assert cache.read() == seconds
-    assert TimingCache(tmp_path / "not" / "there", {"model": "b"}, said.append).read() is None
-    assert cache.path is not None
-    assert [path.name for path in cache.path.parent.iterdir()] == [cache.path.name]
+    file.write(seconds)
+    assert file.read() == seconds
+    assert TimesFile({"model": "b"}, [SEQUENTIAL, MANY], said.append).read() is None
+    assert file.path is not None
+    assert [path.name for path in file.path.parent.iterdir()] == [file.path.name]
     assert said == []
 
 
@@ -120,39 +120,45 @@ def test_times_are_kept_in_a_file(tmp_path: Path) -> None:
         "\udcff",
     ],
 )
-def test_a_damaged_file_is_said_and_replaced(text: str, tmp_path: Path) -> None:
+def test_a_damaged_file_is_said_and_replaced(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PFL_BENCH_CACHE", str(tmp_path))
     said: list[str] = []
-    cache = TimingCache(tmp_path, {}, said.append)
-    assert cache.path is not None
-    cache.path.write_bytes(text.encode("utf-8", "surrogateescape"))
-    assert cache.read() is None
+    file = TimesFile({}, [SEQUENTIAL], said.append)
+    assert file.path is not None
+    file.path.parent.mkdir()
+    file.path.write_bytes(text.encode("utf-8", "surrogateescape"))
+    assert file.read() is None
     assert len(said) == 1
-    assert str(cache.path) in said[0]
+    assert str(file.path) in said[0]
     assert "measured again" in said[0]
-    cache.write({SEQUENTIAL: 0.5})
-    assert cache.read() == {SEQUENTIAL: 0.5}
+    file.write({SEQUENTIAL: 0.5})
+    assert file.read() == {SEQUENTIAL: 0.5}
 
 
-def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("PFL_BENCH_CACHE", str(tmp_path / "file"))
     said: list[str] = []
-    cache = TimingCache(tmp_path / "file" / "engines", {}, said.append)
-    cache.write({SEQUENTIAL: 0.5})
+    TimesFile({}, [SEQUENTIAL], said.append).write({SEQUENTIAL: 0.5})
     assert len(said) == 1
     assert "cannot be kept" in said[0]
 
 
 def test_the_users_variables_name_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PFL_BENCH_CACHE", "/somewhere")
-    assert cache_folder() == Path("/somewhere/engines")
+    assert times_folder() == Path("/somewhere/engines")
     monkeypatch.setenv("PFL_BENCH_CACHE", "off")
-    assert cache_folder() is None
+    assert times_folder() is None
     monkeypatch.delenv("PFL_BENCH_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", "/elsewhere")
-    assert cache_folder() == Path("/elsewhere/pfl-bench/engines")
+    assert times_folder() == Path("/elsewhere/pfl-bench/engines")
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
     monkeypatch.setenv("HOME", "/home/somebody")
-    assert cache_folder() == Path("/home/somebody/.cache/pfl-bench/engines")
+    assert times_folder() == Path("/home/somebody/.cache/pfl-bench/engines")
 
 
 def settled(resolved: ResolvedConfig, folder: Path, said: list[str]) -> ResolvedConfig:
@@ -229,9 +235,9 @@ def test_long_clients_are_timed_on_their_first_steps() -> None:
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Mapping[str, float]], None]:
     """A cache whose times can be planted, and runs that are worth measuring."""
     monkeypatch.setenv("PFL_BENCH_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(settling, "_WORTH_SECONDS", 0.0)
-    monkeypatch.setattr(settling, "_SHARE", float("inf"))
-    monkeypatch.setattr(settling, "cores_of_this_run", lambda: 2)
+    monkeypatch.setattr(autotune, "_WORTH_SECONDS", 0.0)
+    monkeypatch.setattr(autotune, "_SHARE", float("inf"))
+    monkeypatch.setattr(autotune, "cores_of_this_run", lambda: 2)
 
     def plant(seconds: Mapping[str, float]) -> None:
         files = list((tmp_path / "cache" / "engines").iterdir())
@@ -291,8 +297,8 @@ def test_workers_are_bounded_by_cores_clients_memory_and_what_must_be_one(
         assert found is not None
         return found.workers
 
-    monkeypatch.setattr(settling, "cores_of_this_run", lambda: 12)
-    monkeypatch.setattr(settling, "most_by_memory", lambda more: None)
+    monkeypatch.setattr(autotune, "cores_of_this_run", lambda: 12)
+    monkeypatch.setattr(autotune, "most_by_memory", lambda more: None)
     workers()
     kept({"sequential": 1.0})
     assert workers() == 12
@@ -311,7 +317,7 @@ def test_workers_are_bounded_by_cores_clients_memory_and_what_must_be_one(
     kept({"sequential": 1.0})
     assert workers(federated__aggregation=krum) == 1
     for fitting, wanted in ((1, 1), (3, 3), (None, 12)):
-        monkeypatch.setattr(settling, "most_by_memory", lambda more, n=fitting: n)
+        monkeypatch.setattr(autotune, "most_by_memory", lambda more, n=fitting: n)
         assert workers() == wanted
     monkeypatch.undo()
     monkeypatch.setattr(cores, "_limit", None)

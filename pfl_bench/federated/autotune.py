@@ -1,54 +1,53 @@
 """Settles what a configuration leaves to "auto": engine, slots and workers.
 
 A run that goes on keeps what it began with. Others take what was measured on a few of the run's
-own clients, once for each kind of work on a machine (``timing``), and is kept for later runs
-(``cache``). From the times the choice follows by arithmetic (``choice``), so that a command picks
-the same as long as they are kept. Runs of seconds are not worth measuring.
+own clients, once for each kind of work on a machine, and is kept for later runs (``engine_times``).
+From the times the choice follows by arithmetic, so that a command picks the same as long as they
+are kept. Runs of seconds are not worth measuring.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
+import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-import pfl_bench
 from pfl_bench.client.batched.auto_slots import slots_of
 from pfl_bench.client.costs import StepFlops
-from pfl_bench.client.machine import cpu_capability, processor_name
-from pfl_bench.config.loading import ResolvedConfig
-from pfl_bench.federated.autotune.cache import TimingCache, cache_folder
-from pfl_bench.federated.autotune.choice import (
-    SEQUENTIAL,
+from pfl_bench.federated.engine_times import (
     Candidate,
-    fastest,
-    pick_workers,
-    workers_of,
-)
-from pfl_bench.federated.autotune.timing import (
+    TimesFile,
     choose_sample,
     expected_client_seconds,
-    expected_probe_seconds,
     time_engines,
+    work_of,
 )
 from pfl_bench.federated.parts import FederatedParts
 from pfl_bench.federated.shards import num_shards
 from pfl_bench.federated.workers.cores import cores_of_this_run, most_by_memory
 from pfl_bench.files import read_json
 from pfl_bench.profiling import phase
-from pfl_bench.types import LocalTraining
 
 # A run that is expected to train for less is not worth measuring, nor one where that would take
 # more than this share of it.
 _WORTH_SECONDS, _SHARE = 8.0, 0.03
-# What of local training decides its time by more than whether it is there.
-_SIZES = ("epochs", "max_steps", "batch_size", "batch_fraction")
+# Of two processes beside one another, how fast each is beside one alone: caches and memory are
+# shared. An estimate: two workers on two cores were 1.5 to 2.0 times one (docs/performance.md).
+_EFFICIENCY = 0.8
+# Until worker processes have loaded torch and the data, and what each of them adds to a round.
+_START_SECONDS, _START_SECONDS_EACH = 5.0, 0.1
+_ROUND_SECONDS_EACH = 5e-4
+# What is simpler is taken unless the other is faster by so much.
+_MARGIN = 0.03
+_PROCESSES = re.compile(r"(\d+) worker processes")
+
+SEQUENTIAL = Candidate("sequential")
 
 
 def settle(
@@ -92,15 +91,11 @@ def settle(
         if workers > 1:
             notice(f"workers: auto picked {workers}")
         changes |= {"workers": workers}
-    return parts.settled(_with_federated(parts.resolved, changes))
-
-
-def _with_federated(resolved: ResolvedConfig, changes: dict[str, Any]) -> ResolvedConfig:
-    federated = resolved.config.federated
-    assert federated is not None
-    config = resolved.config.model_copy(update={"federated": federated.model_copy(update=changes)})
+    resolved = parts.resolved
+    federated = options.model_copy(update=changes)
+    config = resolved.config.model_copy(update={"federated": federated})
     tree = {**resolved.tree, "federated": {**resolved.tree["federated"], **changes}}
-    return dataclasses.replace(resolved, config=config, tree=tree)
+    return parts.settled(dataclasses.replace(resolved, config=config, tree=tree))
 
 
 def _recorded(folder: Path) -> tuple[Candidate | None, int | None]:
@@ -108,9 +103,16 @@ def _recorded(folder: Path) -> tuple[Candidate | None, int | None]:
     environment = read_json(folder / "environment.json")
     if environment is None:
         return None, None
-    engine, processes = environment.get("engine"), environment.get("processes", "")
-    name = engine.get("name") if isinstance(engine, dict) else None
-    return Candidate.of(str(name)) if name else None, workers_of(str(processes))
+    engine = environment.get("engine") or {}
+    return Candidate.of(engine.get("name") or ""), workers_of(environment.get("processes", ""))
+
+
+def workers_of(processes: str) -> int | None:
+    """Workers by their description in a run's folder; "" is one, None is no worker processes."""
+    found = _PROCESSES.fullmatch(processes)
+    if found is not None:
+        return int(found[1])
+    return None if processes else 1
 
 
 def _choose(
@@ -119,6 +121,7 @@ def _choose(
     processes: int | None,
     notice: Callable[[str], None],
 ) -> tuple[Candidate, int, str]:
+    """The candidate and the number of workers that are expected to be best, and why."""
     options, model, local = parts.options, parts.model, parts.algorithm.local_training
     if options.workers != "auto":
         processes = processes or options.workers
@@ -132,29 +135,30 @@ def _choose(
     elif whole < _WORTH_SECONDS:
         reason = reason or "the run is too short to measure others"
     elif len(candidates) > 1 or most > 1:
-        together = max((c.slots or 1 for c in candidates), default=1)
-        together = min(together, -(-options.cohort_size // most))
+        together = min(max(c.slots or 1 for c in candidates), -(-options.cohort_size // most))
         sample = choose_sample(parts.split, local, step, together)
-        work = _work(parts, sample.local, len(sample.users), candidates)
-        cache = TimingCache(cache_folder(), work, notice)
-        kept = cache.read()
-        if kept is not None:
-            seconds, reason = kept, _because(kept, f"kept in {cache.path}", reason)
-        elif expected_probe_seconds(sample, candidates) > _SHARE * whole:
+        file = TimesFile(work_of(parts, sample, candidates), candidates, notice)
+        kept = file.read()
+        if kept is None and sample.measuring_seconds(candidates) > _SHARE * whole:
             reason = reason or "measuring others would take too much of the run"
         else:
-            started = time.perf_counter()
-            with phase("timing engines"):
-                seconds = time_engines(candidates, sample, parts, notice)
-            cache.write(seconds)
-            took = f"measured in {time.perf_counter() - started:.1f} s"
-            reason = _because(seconds, took, reason)
+            how = f"kept in {file.path}"
+            if kept is None:
+                started = time.perf_counter()
+                with phase("timing engines"):
+                    kept = time_engines(candidates, sample, parts, notice)
+                file.write(kept)
+                how = f"measured in {time.perf_counter() - started:.1f} s"
+            seconds = kept
+            ordered = sorted(seconds.items(), key=lambda item: item[1])
+            each = ", ".join(f"{c.description} {1000 * t:.3g}" for c, t in ordered)
+            reason = f"{reason}{': ' if reason else ''}ms a client: {each} ({how})"
     candidate = fastest(seconds)
     if processes is None:
-        round_seconds = seconds[candidate] * options.cohort_size
         # Sums come back in float64.
         fitting = most_by_memory(8 * model.num_parameters)
         most = most if fitting is None else min(most, fitting)
+        round_seconds = seconds[candidate] * options.cohort_size
         processes = pick_workers(round_seconds, options.num_rounds, most)
     return candidate, processes, reason
 
@@ -162,62 +166,17 @@ def _choose(
 def _candidates(parts: FederatedParts) -> tuple[list[Candidate], str]:
     """Engines that may train, and the reason why no other may; empty where others may."""
     options = parts.options
-    local = parts.algorithm.local_training
-    if options.engine == "auto":
-        if parts.asks_engine:
-            return [SEQUENTIAL], "others do not give the algorithm what it asks of them"
-        slots = {1, slots_of(parts.model, parts.forward, parts.split, local)}
-        if options.engine_lanes is not None:
-            slots = {options.engine_lanes}
-        return [SEQUENTIAL, *(Candidate("vectorized", number) for number in sorted(slots))], ""
-    if options.engine == "vectorized":
-        number = options.engine_lanes or slots_of(parts.model, parts.forward, parts.split, local)
-        return [Candidate("vectorized", number)], "named"
-    return [Candidate(options.engine)], "named"
-
-
-def _because(seconds: dict[Candidate, float], how: str, reason: str) -> str:
-    each = ", ".join(
-        f"{c.description} {1000 * t:.3g}" for c, t in sorted(seconds.items(), key=lambda i: i[1])
+    if options.engine == "auto" and parts.asks_engine:
+        return [SEQUENTIAL], "others do not give the algorithm what it asks of them"
+    if options.engine not in ("auto", "vectorized"):
+        return [Candidate(options.engine)], "named"
+    slots = options.engine_lanes or slots_of(
+        parts.model, parts.forward, parts.split, parts.algorithm.local_training
     )
-    return f"{reason}{': ' if reason else ''}ms a client: {each} ({how})"
-
-
-def _work(
-    parts: FederatedParts,
-    local: LocalTraining,
-    num_clients: int,
-    candidates: Sequence[Candidate],
-) -> dict[str, Any]:
-    """Properties that decide how long clients take: the name under which times are kept."""
-    resolved, model = parts.resolved, parts.model
-    shapes = [[list(p.shape), str(p.dtype)] for p in model.parameters]
-    described = f"{model.module}{shapes}"
-    training = {
-        field.name: getattr(local, field.name)
-        if field.name in _SIZES
-        else bool(getattr(local, field.name))
-        for field in dataclasses.fields(local)
-    }
-    device = {}
-    if model.device.type == "cuda":
-        device = {"device": torch.cuda.get_device_name(model.device)}
-    return device | {
-        "pfl_bench": pfl_bench.__version__,
-        "torch": torch.__version__,
-        "processor": processor_name(),
-        "instructions": cpu_capability(),
-        "threads": torch.get_num_threads(),
-        "task": resolved.tree["task"]["name"],
-        "data": parts.task.facts.checksum,
-        "model": hashlib.sha256(described.encode()).hexdigest(),
-        "num_parameters": model.num_parameters,
-        "precision": resolved.config.precision,
-        "channels_last": resolved.config.channels_last,
-        "local_training": training,
-        "clients": num_clients,
-        "candidates": [candidate.description for candidate in candidates],
-    }
+    if options.engine == "vectorized":
+        return [Candidate("vectorized", slots)], "named"
+    numbers = {slots} if options.engine_lanes else {1, slots}
+    return [SEQUENTIAL, *(Candidate("vectorized", number) for number in sorted(numbers))], ""
 
 
 def _most_workers(parts: FederatedParts) -> int:
@@ -226,3 +185,33 @@ def _most_workers(parts: FederatedParts) -> int:
         return 1
     cores = cores_of_this_run() // torch.get_num_threads()
     return max(1, min(cores, num_shards(parts.options.cohort_size)))
+
+
+def fastest(seconds: Mapping[Candidate, float]) -> Candidate:
+    """The fastest candidate by the seconds that a client takes.
+
+    But an engine that trains one client at a time rather than one with slots, and the sequential
+    one rather than any other, where they are as fast within a few percent.
+    """
+
+    def handicapped(candidate: Candidate) -> float:
+        steps = 0 if candidate == SEQUENTIAL else (1 if candidate.slots in (None, 1) else 2)
+        return seconds[candidate] * (1 + _MARGIN * steps)
+
+    return min(seconds, key=handicapped)
+
+
+def pick_workers(round_seconds: float, num_rounds: int, most: int) -> int:
+    """The number of processes, ``most`` at most, with which a run is expected to end first.
+
+    ``round_seconds`` are those that the clients of a round take one process.
+    """
+
+    def whole(workers: int) -> float:
+        if workers == 1:
+            return num_rounds * round_seconds
+        shared = round_seconds / (1 + (workers - 1) * _EFFICIENCY)
+        started = _START_SECONDS + _START_SECONDS_EACH * workers
+        return num_rounds * (shared + _ROUND_SECONDS_EACH * workers) + started
+
+    return min(range(1, most + 1), key=whole)

@@ -1,1 +1,0 @@
-"""Settling of "auto" for engine, slots and workers: measured once, kept, then picked again."""
