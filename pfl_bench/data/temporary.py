@@ -10,24 +10,24 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal, get_args
 
 from pfl_bench.files import is_running
 from pfl_bench.types import DataError
 
-_KINDS = ("partial", "gathering")
+TemporaryKind = Literal["partial", "gathering"]
 # After the result's name: of a folder of these kinds, or of ``new_folder``.
-_ENDING = re.compile(rf"^(?:(?:{'|'.join(_KINDS)})-(\d+)-\w+|(\d+)\.partial)$")
+_ENDING = re.compile(rf"^(?:(?:{'|'.join(get_args(TemporaryKind))})-(\d+)-\w+|(\d+)\.partial)$")
 
 
 class TemporaryFolder:
     """A hidden folder beside a result; those that killed processes left there are removed.
 
-    Its process holds a lock on it, which the system lets go of however the process ends. The kind,
-    "partial" or "gathering", is a part of its name.
+    Its process holds a lock on it, which the system lets go of however the process ends. The kind
+    is a part of its name.
     """
 
-    def __init__(self, out: Path, kind: str) -> None:
-        assert kind in _KINDS
+    def __init__(self, out: Path, kind: TemporaryKind) -> None:
         remove_leftovers(out)
         prefix = f".{out.name}.{kind}-{os.getpid()}-"
         self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=out.absolute().parent))

@@ -1,13 +1,13 @@
-"""Writing a store: streaming, in bounded memory, whole or absent."""
+"""Writing a store: streaming, in bounded memory, whole or absent; and gathering for one."""
 
 from __future__ import annotations
 
 import glob
 import json
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from pfl_bench.data.assembly import assemble
@@ -26,12 +26,74 @@ from pfl_bench.data.layout import (
     ordered_splits,
 )
 from pfl_bench.data.spool import Spool
-from pfl_bench.data.temporary import TemporaryFolder
+from pfl_bench.data.temporary import TemporaryFolder, TemporaryKind
 from pfl_bench.files import parse_json, synchronise_folder
 from pfl_bench.types import DataError, SplitBy
 
 
-class StoreWriter:
+class SpooledExamples:
+    """Examples by split and client in hidden temporary files beside ``path``; a context manager.
+
+    The files are gone when the block ends, however it ends.
+    """
+
+    _KIND: TemporaryKind
+
+    def __init__(self, path: str | Path, fields: Mapping[str, FieldSpec]) -> None:
+        check_field_names(fields)
+        self.path = Path(path)
+        _check_target(self.path)
+        self.fields = dict(fields)
+        self._spools: dict[str, Spool] = {}
+        self._temporary: TemporaryFolder | None = None
+
+    def __enter__(self) -> Self:
+        try:
+            self._temporary = TemporaryFolder(self.path, self._KIND)
+        except OSError as error:
+            raise self._cannot_write(error) from error
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for spool in self._spools.values():
+            spool.close()
+        if self._temporary is not None:
+            self._temporary.remove()
+            self._temporary = None
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """Splits that have clients, in the order in which they came."""
+        return tuple(self._spools)
+
+    def _append(
+        self, split: str, client_id: str, arrays: Mapping[str, Any], num_classes: int | None
+    ) -> None:
+        if self._temporary is None:
+            raise ValueError(f"{self.path}: append needs `with {type(self).__name__}(...)`.")
+        where = f"{self.path}: split {split!r}, client {client_id!r}"
+        spool = self._spools.get(split)
+        if spool is None or client_id not in spool.clients:
+            check_split_name(split)
+            check_client_id(client_id, where)
+            self._check_newcomer(split, client_id)
+        count, columns = columns_of(arrays, self.fields, num_classes, where)
+        try:
+            if spool is None:
+                spool = self._spools[split] = Spool(self._temporary.path, split, self.fields)
+            # One string a client, however many splits and appends bring it.
+            spool.append(sys.intern(client_id), count, columns)
+        except OSError as error:
+            raise self._cannot_write(error) from error
+
+    def _check_newcomer(self, split: str, client_id: str) -> None:
+        """Refuse a client that may not come into a split."""
+
+    def _cannot_write(self, error: OSError) -> DataError:
+        raise NotImplementedError
+
+
+class StoreWriter(SpooledExamples):
     """Writes one store; a context manager.
 
     Data is spooled to hidden temporary files beside the target. When the block ends without an
@@ -60,6 +122,8 @@ class StoreWriter:
         DataError: The folder of ``path`` is missing or is not one, or ``path`` is a folder.
     """
 
+    _KIND = "partial"
+
     # Nine arguments, by name: the facts that a store states of itself.
     def __init__(
         self,
@@ -74,7 +138,7 @@ class StoreWriter:
         fields: Mapping[str, FieldSpec],
         extra: Mapping[str, Any] | None = None,
     ) -> None:
-        check_field_names(fields)
+        super().__init__(path, fields)
         for name, text in (("task", task), ("variant", variant), ("source", source)):
             if not isinstance(text, str) or not text:
                 raise ValueError(f"StoreWriter: {name} is {text!r}; it must be a non-empty string.")
@@ -84,47 +148,31 @@ class StoreWriter:
             raise ValueError(
                 f"StoreWriter: num_classes is {num_classes}; it must be from 1 to {MOST_CLASSES}."
             )
-        self.path = Path(path)
-        _check_target(self.path)
         self._facts = {"task": task, "variant": variant, "source": source, "split_by": split_by}
         self._split_by = split_by
         self._num_classes = int(num_classes)
         self._input_shape = tuple(int(size) for size in input_shape)
-        self._fields = dict(fields)
         self._extra: dict[str, Any] = {}
         self._names: dict[str, list[str]] = {}
-        self._folder: Path | None = None
-        self._temporary: TemporaryFolder | None = None
-        self._spools: dict[str, Spool] = {}
         for key, value in (extra or {}).items():
             self.set_extra(key, value)
 
-    def __enter__(self) -> Self:
+    def __exit__(self, *exception: object) -> None:
         try:
-            self._temporary = TemporaryFolder(self.path, "partial")
-            self._folder = self._temporary.path
-        except OSError as error:
-            raise self._cannot_write(error) from error
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        try:
-            if kind is None:
+            if exception[0] is None:
                 self._finalise()
         except OSError as failure:
             raise self._cannot_write(failure) from failure
         finally:
-            for spool in self._spools.values():
-                spool.close()
-            self._spools = {}
-            if self._temporary is not None:
-                self._temporary.remove()
-                self._folder = self._temporary = None
+            super().__exit__()
+
+    @property
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Numbers of "users" and "examples" that have been appended, by split."""
+        return {
+            name: {"users": len(spool.clients), "examples": spool.total_examples()}
+            for name, spool in self._spools.items()
+        }
 
     def set_extra(self, key: str, value: Any) -> None:
         """Record a further fact, anything that JSON can hold; NaN and infinity are not JSON."""
@@ -160,23 +208,9 @@ class StoreWriter:
                 wrong shape; a dtype whose values do not fit; a target outside [0, num_classes);
                 with split_by="user", a client of another split; or a disk that is full.
         """
-        if self._folder is None:
-            raise ValueError(f"{self.path}: append needs an open writer: `with StoreWriter(...)`.")
-        where = f"{self.path}: split {split!r}, client {client_id!r}"
-        spool = self._spools.get(split)
-        if spool is None or client_id not in spool.clients:
-            self._check_newcomer(split, client_id, where)
-        count, columns = columns_of(arrays, self._fields, self._num_classes, where)
-        try:
-            if spool is None:
-                spool = self._spools[split] = Spool(self._folder, split, self._fields)
-            spool.append(client_id, count, columns)
-        except OSError as error:
-            raise self._cannot_write(error) from error
+        self._append(split, client_id, arrays, self._num_classes)
 
-    def _check_newcomer(self, split: str, client_id: str, where: str) -> None:
-        check_split_name(split)
-        check_client_id(client_id, where)
+    def _check_newcomer(self, split: str, client_id: str) -> None:
         if self._split_by == "example":
             return
         for other, spool in self._spools.items():
@@ -189,21 +223,19 @@ class StoreWriter:
 
     def _cannot_write(self, error: OSError) -> DataError:
         others = f".{glob.escape(self.path.name)}.partial-*"
-        leftovers = [str(path) for path in self.path.parent.glob(others) if path != self._folder]
+        own = self._temporary and self._temporary.path
+        leftovers = [str(path) for path in self.path.parent.glob(others) if path != own]
         hint = f" Killed runs left {leftovers}: remove them if none is running." * bool(leftovers)
+        spooled = sum(spool.total_bytes() for spool in self._spools.values())
         return DataError(
             f"{self.path}: cannot write the store in {self.path.parent}: {error}. Temporary files "
-            f"and the result need about {2 * self._spooled_bytes() / 1e6:.0f} MB for the data so "
+            f"and the result need about {2 * spooled / 1e6:.0f} MB for the data so "
             "far. Free space or choose a folder on another disk that you may write; nothing of "
             f"this attempt was left behind.{hint}"
         )
 
-    def _spooled_bytes(self) -> int:
-        return sum(spool.total_bytes() for spool in self._spools.values())
-
     def _finalise(self) -> None:
-        if self._folder is None:
-            raise ValueError(f"{self.path}: the writer was not opened by `with`.")
+        assert self._temporary is not None  # opened by ``with``
         names = ordered_splits(self._spools)
         if "train" not in names:
             raise DataError(
@@ -215,16 +247,16 @@ class StoreWriter:
             spool.freeze()
         if self._split_by == "example" and "test" in names:
             check_train_differs_from_test(
-                self._spools["train"], self._spools["test"], self._fields, self.path
+                self._spools["train"], self._spools["test"], self.fields, self.path
             )
-        staged = self._folder / "store.h5"
+        staged = self._temporary.path / "store.h5"
         attributes = {
             **self._facts,
             "num_classes": self._num_classes,
             "input_shape": json.dumps(self._input_shape),
             "extra": json.dumps(self._extra),
         }
-        assemble(staged, self._spools, self._fields, self._names, attributes)
+        assemble(staged, self._spools, self.fields, self._names, attributes)
         os.replace(staged, self.path)
         synchronise_folder(self.path.parent)
 

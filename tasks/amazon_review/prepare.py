@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import zlib
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple, cast
 
@@ -20,7 +19,7 @@ from tasks.common.generated import GENERATED_FACTS, is_generated
 from tasks.common.leaf.gathering import Gathering, PartitionOptions, write_partition
 from tasks.common.leaf.json_files import UNSPLIT
 from tasks.common.progress import Progress
-from tasks.common.text.numbered import FIELDS, NUMBER, WAITING, NumberedWords, gather_texts
+from tasks.common.text.numbered import FIELDS, NUMBER, WAITING, NumberedWords, Text, gather_texts
 
 MOST_STARS = 5
 JSON_LOOKED_FOR = (
@@ -117,7 +116,6 @@ FORMS = (
     Form("json", JSON_LOOKED_FOR, lambda source: bool(json_files(source))),
 )
 CLASSES = ("1 star", "2 stars", "3 stars", "4 stars", "5 stars")
-ROWS_AT_ONCE = 20_000
 SOURCES = {
     "amazon-review-fedscale": "Amazon Review, FedScale's mapping",
     "amazon-review-json": "Amazon Review, the publisher's JSON lines",
@@ -151,7 +149,8 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
     form = choose_form(source, "Amazon Review", FORMS, options.form).name
     words = NumberedWords(True, options.max_words, options.vocabulary)
     with Gathering(out, {**WAITING, "review": NUMBER}) as gathering:
-        _gather(_reviews(form, source), gathering, progress)
+        reviews = (Text(*review, number) for number, review in enumerate(_reviews(form, source)))
+        gather_texts(gathering, reviews, "review", progress)
         partition = gathering.partition(options, published_as=published_as(gathering))
         words.count(partition, progress)
         if not words.choose(options.vocabulary_size, options.vocabulary_size):
@@ -182,16 +181,3 @@ def _reviews(form: str, source: Path) -> Iterator[Review]:
     if form == "fedscale":
         return read_fedscale(source)
     return (review for path in json_files(source) for review in read_json(path))
-
-
-def _gather(reviews: Iterator[Review], gathering: Gathering, progress: Progress) -> None:
-    """Put the reviews where they can be partitioned, a block of rows at a time."""
-    done = 0
-    while block := list(islice(reviews, ROWS_AT_ONCE)):
-        waiting: dict[tuple[str, str], list[tuple[str, int, int]]] = {}
-        for number, review in enumerate(block, done):
-            rows = waiting.setdefault((review.split, review.user), [])
-            rows.append((review.text, review.label, number))
-        gather_texts(gathering, waiting, "review")
-        done += len(block)
-        progress("reading reviews", done, None)

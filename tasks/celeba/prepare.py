@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from pfl_bench.data import FieldSpec
-from pfl_bench.types import ConfigError, DataError
+from pfl_bench.types import ConfigError, DataError, did_you_mean
 from tasks.celeba.images import ARCHIVE, FOLDER, PLACES, ImageSource, find, why_unreadable
 from tasks.celeba.tables import (
     ATTRIBUTES,
@@ -270,8 +269,7 @@ def _find_label(names: tuple[str, ...], wanted: str) -> int:
     lower = [name.lower() for name in names]
     if wanted.lower() in lower:
         return lower.index(wanted.lower())
-    near = get_close_matches(wanted.lower(), lower, n=1)
-    hint = f"; did you mean '{names[lower.index(near[0])]}'?" if near else "."
+    hint = did_you_mean(wanted, names, ".")
     raise ConfigError(
         f"label: there is no attribute '{wanted}'{hint} There are: {', '.join(names)}"
     )

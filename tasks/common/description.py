@@ -48,16 +48,3 @@ class StoreDescription:
         for name, values in self.names.items():
             writer.set_names(name, values)
         return writer
-
-
-class SplitCounts:
-    """Numbers of "users" and "examples" by split, counted while they are written."""
-
-    def __init__(self) -> None:
-        self.counts: dict[str, dict[str, int]] = {}
-
-    def add(self, split: str, examples: int, users: int = 1) -> None:
-        """Count examples of so many new users."""
-        count = self.counts.setdefault(split, {"users": 0, "examples": 0})
-        count["users"] += users
-        count["examples"] += examples

@@ -38,20 +38,9 @@ def skewed(
         The order of the examples, shape (n,), a permutation of 0..n - 1, and the offsets, shape
         (num_users + 1,): user u owns ``order[offsets[u]:offsets[u + 1]]``.
 
-    Raises:
-        ValueError: ``num_users`` is below 1 or above the number of examples, or
-            ``label_concentration`` is not positive.
-
     Source: Hsu, Qi and Brown 2019, section 3 (Dirichlet label skew); the unequal sizes are ours.
     """
     num_examples = len(labels)
-    if not 1 <= num_users <= num_examples:
-        raise ValueError(
-            f"num_users = {num_users}: {num_examples} examples can be assigned to 1 to "
-            f"{num_examples} users, as each needs one; choose a number in that range"
-        )
-    if not label_concentration > 0:
-        raise ValueError(f"label_concentration = {label_concentration}: must be above 0")
     num_classes = int(labels.max()) + 1
     weights = rng.lognormal(sigma=SIZE_SPREAD, size=num_users)
     sizes = 1 + rng.multinomial(num_examples - num_users, weights / weights.sum())

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from pfl_bench.data import FieldSpec, StoreWriter
 from pfl_bench.types import ConfigError, DataError, HubDataset, RemoteFile
-from tasks.common.description import SplitCounts, StoreDescription
+from tasks.common.description import StoreDescription
 from tasks.common.forms import choose_form
 from tasks.common.generated import GENERATED_MARK
 from tasks.common.options import StrictOptions
@@ -142,10 +142,12 @@ def _make(form: Form, job: Job, labels: Labels, out: Path, options: Options) -> 
     problems, named, bad = images.table.problems()
     if bad and options.bad_images == "refuse":
         raise DataError(_refusal(job.source, form, problems, named, len(bad)))
-    good = SplitCounts()
+    counts: dict[str, dict[str, int]] = {}
     for split, _, entries in _usable(job.catalogue, bad):
-        good.add(split, len(entries))
-    differs = published.differences(good.counts, len(labels.coarse), len(labels.fine))
+        count = counts.setdefault(split, {"users": 0, "examples": 0})
+        count["users"] += 1
+        count["examples"] += len(entries)
+    differs = published.differences(counts, len(labels.coarse), len(labels.fine))
     path = job.source / GENERATED_MARK
     mark = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else None
     extra = {
@@ -173,7 +175,7 @@ def _make(form: Form, job: Job, labels: Labels, out: Path, options: Options) -> 
     return {
         "variant": variant,
         "source": origin,
-        "splits": good.counts,
+        "splits": counts,
         "labels": {
             "coarse": len(labels.coarse),
             "fine": len(labels.fine),

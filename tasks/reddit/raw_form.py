@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pfl_bench.types import ConfigError, DataError
-from tasks.common.leaf.gathering import Gathering, Partition, PartitionOptions
+from tasks.common.leaf.gathering import Gathering, Partition
 from tasks.common.leaf.json_files import UNSPLIT
 from tasks.common.progress import Progress
 from tasks.reddit.buckets import AuthorBuckets, Cleaned
@@ -19,7 +19,6 @@ from tasks.reddit.dumps import LOOKED_FOR, read_comments
 from tasks.reddit.sequences import cut, pack_tokens
 
 _SHOWN = 3
-_SPLIT_OPTIONS = ("split_by", "train_fraction", "val_fraction")
 
 
 def gather(
@@ -43,7 +42,7 @@ def gather(
     facts: Counter[str] = Counter()
     incomplete: list[str] = []
     total, done = sum(path.stat().st_size for path in paths), 0
-    with AuthorBuckets(gathering.out.absolute().parent) as buckets:
+    with AuthorBuckets(gathering.path.absolute().parent) as buckets:
         numbers: dict[str, int] = {}
         for path in paths:
 
@@ -73,25 +72,8 @@ def partition(gathering: Gathering, options: Options) -> Partition:
     """Drop, sample and, unless it is done, split; refuses a seed on which nothing would depend."""
     if options.split_by == "user":
         return gathering.partition(options)
-    draws = options.samples_users or options.partition == "iid"
-    if "split_seed" in options.model_fields_set and not draws:
-        raise ConfigError(
-            "split_seed: each user's comments are split in the order of time and no user is "
-            "drawn, so nothing depends on a seed; leave it out"
-        )
     # The split has been made, by LEAF's rounding; what is left to do does not ask how.
-    rest = [name for name in PartitionOptions.model_fields if name not in _SPLIT_OPTIONS]
-    given = {name: getattr(options, name) for name in rest if name in options.model_fields_set}
-    given["min_examples"] = options.min_examples
-    partition = gathering.partition(PartitionOptions(**given), published_as="example")
-    partition.facts["split"] = {
-        "by": "example",
-        "as": "prepared here",
-        "order_by": "created",
-        "train_fraction": options.train_fraction,
-        "val_fraction": options.val_fraction,
-    }
-    return partition
+    return gathering.partition_divided(options, "created", options.min_examples)
 
 
 def _clean_dump(

@@ -20,7 +20,7 @@ from tasks.common.leaf.json_files import LOOKED_FOR, UNSPLIT, find_files, read_s
 from tasks.common.leaf.options import FORM_NAMES
 from tasks.common.leaf.table1 import SENT140, compare, looks_full
 from tasks.common.progress import Progress
-from tasks.common.text.numbered import FIELDS, NUMBER, WAITING, NumberedWords, gather_texts
+from tasks.common.text.numbered import FIELDS, NUMBER, WAITING, NumberedWords, Text, gather_texts
 
 NUM_COLUMNS = 6
 COLUMNS = "polarity, id, date, query, user, text"
@@ -164,7 +164,6 @@ FORMS = (
     Form("leaf-json", LOOKED_FOR, lambda source: bool(find_files(source))),
 )
 BUILT_SIZE = 10_000
-ROWS_AT_ONCE = 50_000
 
 
 @dataclass(slots=True)
@@ -221,7 +220,7 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
     if options.manual == "leave_out":
         tally.counted += ", without those labelled by hand"
     with Gathering(out, {**WAITING, "tweet": NUMBER}) as gathering:
-        _gather(tweets, gathering, tally, options, progress)
+        gather_texts(gathering, _kept(tweets, tally, options), "tweet", progress)
         if options.manual == "test" and "test" not in gathering.splits:
             raise DataError(
                 f"{source}: manual=test, but no tweet of the test file is there; leave the option "
@@ -285,17 +284,9 @@ def _check_leaf_options(files: Mapping[str, list[Path]], options: Options) -> No
         )
 
 
-def _gather(
-    tweets: Iterator[Tweet],
-    gathering: Gathering,
-    tally: Tally,
-    options: Options,
-    progress: Progress,
-) -> None:
-    """Put what is to be kept where it can be partitioned, a block of rows at a time."""
-    waiting: dict[tuple[str, str], list[tuple[str, int, int]]] = {}
-    kept = 0
-    for count, tweet in enumerate(tweets, 1):
+def _kept(tweets: Iterator[Tweet], tally: Tally, options: Options) -> Iterator[Text]:
+    """Give the tweets that are to be kept, and count all."""
+    for tweet in tweets:
         if tweet.manual and options.manual == "leave_out":
             continue
         tally.users[tweet.user] += 1
@@ -306,15 +297,7 @@ def _gather(
         split = tweet.split
         if options.manual == "test" and split == UNSPLIT:
             split = "test" if tweet.manual else "train"
-        rows = waiting.setdefault((split, tweet.user), [])
-        rows.append((tweet.text, tweet.label or 0, tweet.number))
-        kept += 1
-        if kept % ROWS_AT_ONCE == 0:
-            gather_texts(gathering, waiting, "tweet")
-            waiting.clear()
-        if count % 1000 == 0:
-            progress("reading tweets", count, None)
-    gather_texts(gathering, waiting, "tweet")
+        yield Text(split, tweet.user, tweet.text, tweet.label or 0, tweet.number)
 
 
 def _facts(options: Options, tally: Tally, form: str) -> dict[str, Any]:

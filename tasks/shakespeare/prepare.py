@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from pfl_bench.data import FieldSpec
-from pfl_bench.types import ConfigError, DataError
+from pfl_bench.types import DataError
 from tasks.common.description import StoreDescription
-from tasks.common.leaf.gathering import Gathering, Partition, PartitionOptions, write_partition
+from tasks.common.leaf.gathering import Gathering, Partition, write_partition
 from tasks.common.leaf.json_files import LOOKED_FOR as JSON_LOOKED_FOR
 from tasks.common.leaf.json_files import find_files
 from tasks.common.progress import Progress
@@ -25,7 +25,6 @@ FIELDS = {
     "targets": FieldSpec("uint8"),
     "play": FieldSpec("uint16"),
 }
-_DONE_WHILE_READ = ("split_by", "train_fraction", "val_fraction", "min_examples")
 
 
 def prepare(source: Path, out: Path, options: Options, progress: Progress) -> dict[str, Any]:
@@ -48,7 +47,7 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
         def name_plays(arrays: dict[str, Any]) -> dict[str, Any]:
             return {**arrays, "play": places[arrays["play"]]}
 
-        extra = _facts(reading, partition, options)
+        extra = {**partition.facts, **reading.facts()}
         description = StoreDescription(
             task="shakespeare",
             variant=reading.variant,
@@ -93,34 +92,10 @@ def _partition(gathering: Gathering, reading: Reading, options: Options) -> Part
         if not why:
             raise DataError("the files of --source hold no role with an example; get them anew")
         raise DataError(f"no role is left: {', and '.join(why)}; {'; '.join(mend)}")
-    given = {name: getattr(options, name) for name in options.model_fields_set}
-    given.pop("remove_overlap", None)
-    if not reading.published and options.split_by == "user":
-        return gathering.partition(PartitionOptions(**given))
-    draws = options.samples_users or options.partition == "iid"
-    if reading.splits_here and "split_seed" in given and not draws:
-        raise ConfigError(
-            "split_seed: each role is split in the order of the text and no role is drawn, so "
-            "nothing depends on a seed; leave it out"
-        )
-    if reading.splits_here:
-        # Split while read, when the order was known; roles too short for a test are in train alone.
-        given = {name: value for name, value in given.items() if name not in _DONE_WHILE_READ}
-        return gathering.partition(PartitionOptions(**given), published_as="example")
-    return gathering.partition(PartitionOptions(**given))
-
-
-def _facts(reading: Reading, partition: Partition, options: Options) -> dict[str, Any]:
-    """Facts for the store; those of the split take the place of the partition's."""
-    facts = {**partition.facts, **reading.facts()}
-    if reading.splits_here:
-        facts["split"] = {
-            "by": "example",
-            "as": "prepared here",
-            "order_by": "place in the text",
-            "train_fraction": options.train_fraction,
-            "val_fraction": options.val_fraction,
-            "remove_overlap": options.remove_overlap,
-        }
-        facts["min_examples"] = options.min_examples
-    return facts
+    if not reading.splits_here:
+        return gathering.partition(options)
+    # Split while read, when the order was known; roles too short for a test are in train alone.
+    partition = gathering.partition_divided(options, "place in the text", 0)
+    partition.facts["split"]["remove_overlap"] = options.remove_overlap
+    partition.facts["min_examples"] = options.min_examples
+    return partition

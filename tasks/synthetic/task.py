@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -110,15 +110,7 @@ def _numbers(values: list[Any], where: str, what: str) -> NDArray[np.float64]:
 
 
 CLUSTER = "cluster"
-GENERATOR_OPTIONS = (
-    "num_tasks",
-    "cluster_probabilities",
-    "num_features",
-    "num_classes",
-    "side_dimension",
-    "seed",
-    "style",
-)
+GENERATOR_OPTIONS = tuple(field.name for field in fields(Recipe))
 SPLIT_OPTIONS = ("split_by", "train_fraction", "val_fraction", "split_seed")
 _WORDS = {
     "paper": "as LEAF's appendix A says",

@@ -182,9 +182,9 @@ def test_a_source_that_is_no_folder_is_refused(source: Path, tmp_path: Path) -> 
 
 
 def test_an_output_that_cannot_be_written_is_refused(source: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"cannot write into .*absent.*--out"):
+    with pytest.raises(ValueError, match=r"cannot write the store: its folder .*absent"):
         prepared(source, tmp_path / "absent" / "out.h5")
-    with pytest.raises(ValueError, match=r"is a folder; --out"):
+    with pytest.raises(ValueError, match=r"is a folder; name the file"):
         prepared(source, tmp_path)
 
 

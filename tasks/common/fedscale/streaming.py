@@ -15,7 +15,7 @@ from pydantic import Field
 
 from pfl_bench.data import FieldSpec, regular
 from pfl_bench.types import DataError
-from tasks.common.description import SplitCounts, StoreDescription
+from tasks.common.description import StoreDescription
 from tasks.common.fedscale.layout import find_mappings, read_mapping, sample_folder, split_by_of
 from tasks.common.fedscale.survey import Labels, Survey, sample_file, survey
 from tasks.common.generated import GENERATED_FACTS, is_generated
@@ -288,8 +288,6 @@ def write_store(
     left_out = LeftOut()
     dropped = _too_small(found.surveys["train"], options.min_examples, left_out)
     split_by = split_by_of(survey.clients for survey in found.surveys.values())
-    written = SplitCounts()
-    clients: set[tuple[str, str]] = set()
     wanted = (s for s in found.samples() if s.split != "train" or s.client_id not in dropped)
     done, total = 0, found.num_samples - left_out.dropped_samples
     name = next(iter(description.fields))
@@ -299,15 +297,12 @@ def write_store(
             targets = np.array([target for target, _ in values], dtype=np.uint16)
             given = {name: [v for _, v in values], "targets": targets}
             writer.append(sample.split, sample.client_id, **given)
-            client = (sample.split, sample.client_id)
-            written.add(sample.split, len(values), users=client not in clients)
-            clients.add(client)
             done += len(values)
             progress("reading samples", done, total)
         facts = {**left_out.facts(), "split_by": split_by}
         for key, value in facts.items():
             writer.set_extra(key, value)
-    variant = {"variant": description.variant, "splits": written.counts}
+        variant = {"variant": description.variant, "splits": writer.counts}
     return {**variant, **facts, **description.extra}
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfl_bench.data import FieldSpec
-from tasks.common.description import SplitCounts, StoreDescription
+from tasks.common.description import StoreDescription
 from tasks.common.options import StrictOptions
 from tasks.common.progress import Progress
 
@@ -67,15 +67,13 @@ def write_images(out: Path, about: About, splits: Mapping[str, Images]) -> dict[
         extra={"artificial_users": True, "has_writers": has_writers, **about.extra},
         names={"targets": about.class_names},
     )
-    written = SplitCounts()
     with description.writer(out, "user") as writer:
         for name, images in splits.items():
             arrays = {"inputs": images.inputs, "targets": images.targets.astype(np.uint8)}
             if images.writers is not None and has_writers:
                 arrays[WRITER] = images.writers.astype(np.uint16)
             writer.append(name, name, **arrays)
-            written.add(name, len(images.targets))
-    examples = {name: counts["examples"] for name, counts in written.counts.items()}
+    examples = {name: len(images.targets) for name, images in splits.items()}
     return {"variant": about.variant, "source": about.source, "examples": examples, **about.extra}
 
 

@@ -6,24 +6,22 @@ whose examples go where, ``parts`` gives them part by part.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pfl_bench.data import FieldSpec
-from pfl_bench.data.checks import check_client_id, columns_of
-from pfl_bench.data.layout import check_field_names, check_split_name, offsets_name
+from pfl_bench.data.layout import offsets_name
 from pfl_bench.data.spool import Spool
-from pfl_bench.data.temporary import TemporaryFolder
+from pfl_bench.data.writer import SpooledExamples
 from pfl_bench.types import DataError, SplitBy
-from tasks.common.description import SplitCounts, StoreDescription
-from tasks.common.leaf.options import PartitionOptions
+from tasks.common.description import StoreDescription
+from tasks.common.leaf.options import OF_SPLIT, PartitionOptions
 from tasks.common.leaf.parts import Block, Part, Partition
-from tasks.common.leaf.plan import make_plan, totals_by_user
+from tasks.common.leaf.plan import check_options, make_plan, totals_by_user
 from tasks.common.progress import Progress
 
 __all__ = ["Gathering", "Part", "Partition", "PartitionOptions", "write_partition"]
@@ -31,48 +29,20 @@ __all__ = ["Gathering", "Part", "Partition", "PartitionOptions", "write_partitio
 BATCH_BYTES = 8 << 20
 
 
-class Gathering:
-    """Examples by split and user, on disk beside the result; a context manager.
+class Gathering(SpooledExamples):
+    """Examples by split and user, on disk beside the store to come; a context manager.
 
     Sources give a user's examples in pieces, and some facts (how the publisher split the data,
-    how many examples a user has) are known only at the end, so examples wait here. The temporary
-    files are hidden and gone when the block ends, however it ends. Memory does not grow with the
-    examples, only with users and appends.
+    how many examples a user has) are known only at the end, so examples wait here. Memory does
+    not grow with the examples, only with users and appends.
     """
 
-    def __init__(self, out: Path, fields: Mapping[str, FieldSpec]) -> None:
-        check_field_names(fields)
-        self.out = Path(out)
-        self.fields = dict(fields)
-        self._spools: dict[str, Spool] = {}
+    _KIND = "gathering"
+
+    def __init__(self, path: Path, fields: Mapping[str, FieldSpec]) -> None:
+        super().__init__(path, fields)
         self._names: dict[str, list[str]] = {}  # of the splits, once partitioned
-        self._folder: Path | None = None
-        self._temporary: TemporaryFolder | None = None
         self._frozen = False
-
-    def __enter__(self) -> Self:
-        parent = self.out.absolute().parent
-        if self.out.is_dir():
-            raise DataError(
-                f"{self.out} is a folder; --out names the file to write, such as "
-                f"{self.out / 'data.h5'}"
-            )
-        try:
-            self._temporary = TemporaryFolder(self.out, "gathering")
-            self._folder = self._temporary.path
-        except OSError as error:
-            raise DataError(
-                f"cannot write into {parent} ({error.strerror}): the output's folder must exist "
-                "and be writable; choose another one by --out"
-            ) from error
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        for spool in self._spools.values():
-            spool.close()
-        if self._temporary is not None:
-            self._temporary.remove()
-            self._folder = self._temporary = None
 
     def append(self, split: str, client_id: str, **arrays: Any) -> None:
         """Add examples of a user; the same user may come again.
@@ -87,26 +57,9 @@ class Gathering:
             DataError: As ``StoreWriter.append`` says, targets aside: they are checked when the
                 store is written.
         """
-        if self._folder is None or self._frozen:
-            raise ValueError("append needs an open gathering that has not been partitioned yet")
-        where = f"{self.out}: split {split!r}, client {client_id!r}"
-        spool = self._spools.get(split)
-        if spool is None or client_id not in spool.clients:
-            check_split_name(split)
-            check_client_id(client_id, where)
-        count, columns = columns_of(arrays, self.fields, None, where)
-        try:
-            if spool is None:
-                spool = self._spools[split] = Spool(self._folder, split, self.fields)
-            # One string a user, however many splits and appends bring it.
-            spool.append(sys.intern(client_id), count, columns)
-        except OSError as error:
-            raise self._cannot_write(error) from error
-
-    @property
-    def splits(self) -> tuple[str, ...]:
-        """Splits that have users, in the order in which they came."""
-        return tuple(self._spools)
+        if self._frozen:
+            raise ValueError(f"{self.path}: append after partition; gather everything before")
+        self._append(split, client_id, arrays, None)
 
     def clients(self, split: str) -> list[str]:
         """The users of a split, in the order in which they came."""
@@ -162,6 +115,36 @@ class Gathering:
         plan = make_plan(self._names, self._sizes(), options, order_by, published_as)
         return Partition(self, plan)
 
+    def partition_divided(
+        self, options: PartitionOptions, order_by: str, min_examples: int
+    ) -> Partition:
+        """Partition what has been divided by example before it was gathered: drop and sample.
+
+        Args:
+            options: What to drop beside users of few examples; its split has been made.
+            order_by: What each user's examples were divided in the order of.
+            min_examples: Users with fewer examples are dropped.
+
+        Raises:
+            DataError, ConfigError: As ``partition`` says; a seed of which nothing depends.
+        """
+        check_options(options, "example", False, order_by)
+        rest = {
+            name: getattr(options, name)
+            for name in PartitionOptions.model_fields
+            if name in options.model_fields_set and name not in OF_SPLIT
+        }
+        rest["min_examples"] = min_examples
+        partition = self.partition(PartitionOptions(**rest), published_as="example")
+        partition.facts["split"] = {
+            "by": "example",
+            "as": "prepared here",
+            "order_by": order_by,
+            "train_fraction": options.train_fraction,
+            "val_fraction": options.val_fraction,
+        }
+        return partition
+
     def read(self, split: str, users: NDArray[np.int64]) -> Iterator[Block]:
         """Read users, shape (u,), in blocks of some MB, or of one user; needs a partition.
 
@@ -190,7 +173,7 @@ class Gathering:
             blocks = [block.copy() for block in spool.gather(name, segments)]
         except OSError as error:
             raise DataError(
-                f"{self.out}: temporary data beside it cannot be read ({error}); do not touch the "
+                f"{self.path}: temporary data beside it cannot be read ({error}); do not touch the "
                 "hidden files of a running command, and start it again"
             ) from error
         return np.concatenate(blocks) if blocks else np.empty(0, np.uint8)
@@ -207,7 +190,7 @@ class Gathering:
 
     def _cannot_write(self, error: OSError) -> DataError:
         return DataError(
-            f"cannot write temporary data into {self.out.absolute().parent} ({error.strerror}): "
+            f"cannot write temporary data into {self.path.absolute().parent} ({error.strerror}): "
             "preparing needs about three times the store's size; free space or choose another "
             "disk by --out"
         )
@@ -234,11 +217,9 @@ def write_partition(
     arrays into the store's fields, None if they are the same; ``progress`` is told the users of a
     split written, and how many there are.
     """
-    written = SplitCounts()
     with description.writer(out, partition.split_by, partition.facts) as writer:
         for done, part in enumerate(partition, start=1):
             arrays = convert(part.arrays) if convert else part.arrays
             writer.append(part.split, part.client_id, **arrays)
-            written.add(part.split, len(next(iter(arrays.values()))))
             progress("writing the store (users by split)", done, partition.num_parts)
-    return written.counts
+        return writer.counts

@@ -11,6 +11,8 @@ from tasks.common.options import StrictOptions
 
 # Of the option that chooses a form; two tasks once called it by the second.
 FORM_NAMES = AliasChoices("form", "variant")
+# Options of a split that is made here.
+OF_SPLIT = ("split_by", "train_fraction", "val_fraction")
 _SAMPLING = ("user_fraction", "num_users", "data_fraction")
 
 
@@ -74,3 +76,8 @@ class PartitionOptions(StrictOptions):
     def samples_users(self) -> bool:
         """Whether fewer users than there are may be kept by a draw."""
         return self.num_users is not None or min(self.user_fraction, self.data_fraction) < 1
+
+    @property
+    def draws(self) -> bool:
+        """Whether something beside a split is drawn."""
+        return self.samples_users or self.partition == "iid"

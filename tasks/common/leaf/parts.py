@@ -6,14 +6,18 @@ import hashlib
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pfl_bench.data import FieldSpec
+from pfl_bench.data.stored_task import take
 from pfl_bench.types import SplitBy
 from tasks.common.leaf.plan import SPLITS, UNSPLIT, Plan
+
+if TYPE_CHECKING:
+    from tasks.common.leaf.gathering import Gathering
 
 GROUP_BYTES = 256 << 20
 _OBJECT_BYTES = 120  # about what NumPy needs for an array, however small
@@ -47,18 +51,6 @@ class Block:
     arrays: dict[str, Any]
 
 
-class Readable(Protocol):
-    """Gathered examples, as ``Gathering`` has them, whose module needs this one."""
-
-    fields: dict[str, FieldSpec]
-
-    def clients(self, split: str) -> list[str]:
-        """The users of a split."""
-
-    def read(self, split: str, users: NDArray[np.int64]) -> Iterator[Block]:
-        """Read users in blocks; ``users`` has shape (u,)."""
-
-
 class Partition:
     """Partitioned examples; iterable again and again, one part in memory at a time.
 
@@ -71,7 +63,7 @@ class Partition:
         num_parts: Number of parts: users, counted in each split.
     """
 
-    def __init__(self, gathered: Readable, plan: Plan) -> None:
+    def __init__(self, gathered: Gathering, plan: Plan) -> None:
         self._gathered = gathered
         self._plan = plan
         self.split_by: SplitBy = plan.split_by
@@ -127,7 +119,7 @@ class Partition:
             count = pieces.get(name, 0)
             if count and only in (None, name):
                 chosen = order[start : start + count]
-                yield Part(name, client_id, {f: _take(v, chosen) for f, v in arrays.items()})
+                yield Part(name, client_id, {f: take(v, chosen) for f, v in arrays.items()})
             start += count
 
     def _artificial(self, split: str) -> Iterator[Part]:
@@ -232,9 +224,3 @@ def rank_examples(
 def _row_bytes(spec: FieldSpec) -> int:
     # The length of a ragged value is not known here: 32 items is what short texts have.
     return spec.row_bytes * 32 + _OBJECT_BYTES if spec.ragged else spec.row_bytes
-
-
-def _take(values: Any, chosen: NDArray[np.int64]) -> Any:
-    if isinstance(values, list):
-        return [values[place] for place in chosen]
-    return values[chosen]

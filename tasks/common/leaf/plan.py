@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfl_bench.types import ConfigError, DataError, SplitBy
-from tasks.common.leaf.options import PartitionOptions
+from tasks.common.leaf.options import OF_SPLIT, PartitionOptions
 
 UNSPLIT = "all"
 SPLITS = ("train", "val", "test")
@@ -110,7 +110,7 @@ def make_plan(
     if published and "train" not in clients:
         raise DataError(f"the source has splits {list(clients)}, but no 'train' among them")
     split_by = (published_as or published_split_by(clients)) if published else options.split_by
-    _check_options(options, split_by, published, order_by)
+    check_options(options, split_by, published, order_by)
     chosen, dropping = _choose_users(clients, sizes, options)
     kept: dict[str, NDArray[np.int64]] = {}
     for name, own in clients.items():
@@ -173,14 +173,13 @@ def published_split_by(clients: Mapping[str, Sequence[str]]) -> SplitBy:
     )
 
 
-def _check_options(
+def check_options(
     options: PartitionOptions, split_by: SplitBy, published: bool, order_by: str | None
 ) -> None:
     """Refuse what would have no effect on these data."""
-    draws = options.samples_users or options.partition == "iid"
-    unused = [] if draws else ["split_seed"]
+    unused = [] if options.draws else ["split_seed"]
     if published:
-        unused = ["split_by", "train_fraction", "val_fraction", *unused]
+        unused = [*OF_SPLIT, *unused]
         why = (
             f"the source is split by its publisher, by {split_by}; leave these options out, or "
             "give data that are not split"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,23 +30,38 @@ from tasks.common.text.words import (
 FIELDS = {"tokens": FieldSpec("uint32", ragged=True), "targets": FieldSpec("uint8")}
 WAITING = {"text": FieldSpec("uint8", ragged=True), "targets": FieldSpec("uint8")}
 NUMBER = FieldSpec("int64")
+_TEXTS_AT_ONCE = 20_000
+
+
+class Text(NamedTuple):
+    """A text with its label and a number of its own, as published or of the split "all"."""
+
+    split: str
+    user: str
+    text: str
+    label: int
+    number: int
 
 
 def gather_texts(
-    gathering: Gathering,
-    waiting: Mapping[tuple[str, str], Iterable[tuple[str, int, int]]],
-    number: str,
+    gathering: Gathering, texts: Iterator[Text], number: str, progress: Progress
 ) -> None:
-    """Gather texts as bytes, in the fields ``WAITING`` and ``number``.
-
-    ``waiting`` has, by split and user, each text, its label and its number.
-    """
-    for (split, user), rows in waiting.items():
-        texts, labels, numbers = zip(*rows, strict=True)
-        encoded = [np.frombuffer(text.encode("utf-8", "replace"), np.uint8) for text in texts]
-        targets = np.array(labels, dtype=np.uint8)
-        own = {number: np.array(numbers, dtype=np.int64)}
-        gathering.append(split, user, text=encoded, targets=targets, **own)
+    """Gather texts as bytes, in the fields ``WAITING`` and ``number``, a block at a time."""
+    done = 0
+    while block := list(islice(texts, _TEXTS_AT_ONCE)):
+        done += len(block)
+        by_user: dict[tuple[str, str], list[Text]] = {}
+        for text in block:
+            by_user.setdefault((text.split, text.user), []).append(text)
+        for (split, user), own in by_user.items():
+            gathering.append(
+                split,
+                user,
+                text=[np.frombuffer(t.text.encode("utf-8", "replace"), np.uint8) for t in own],
+                targets=np.array([t.label for t in own], dtype=np.uint8),
+                **{number: np.array([t.number for t in own], dtype=np.int64)},
+            )
+        progress(f"reading {number}s", done, None)
 
 
 @dataclass(slots=True)

@@ -565,10 +565,10 @@ def test_bad_examples_are_refused_with_split_and_user(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"cannot write into .*absent.*--out"):
-        Gathering(tmp_path / "absent" / "x.h5", FIELDS).__enter__()
-    with pytest.raises(DataError, match="is a folder; --out"):
-        Gathering(tmp_path, FIELDS).__enter__()
+    with pytest.raises(DataError, match=r"cannot write the store: its folder .*absent"):
+        Gathering(tmp_path / "absent" / "x.h5", FIELDS)
+    with pytest.raises(DataError, match="is a folder; name the file"):
+        Gathering(tmp_path, FIELDS)
 
 
 @pytest.mark.parametrize("stage", ["gathering", "partition", "writing"])
