@@ -13,7 +13,7 @@ from pfl_bench.types import DataError, Examples, FederatedSplit
 if TYPE_CHECKING:
     from torch import Tensor
 
-Split = TypeVar("Split", bound="InMemorySplit")
+Split = TypeVar("Split", bound="FederatedSplit")
 
 
 def split_named(name: str, splits: Mapping[str, Split], task: str) -> Split:

@@ -9,11 +9,13 @@ them all, so that colours alone tell a part of the labels.
 from __future__ import annotations
 
 import io
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import repeat
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -41,71 +43,11 @@ DISK_CORNERS = 20
 DARK, PALE = (45, 40, 50), (238, 234, 222)
 INKS = ("main", "accent", "dark", "pale")
 
-# Filled parts in [-1, 1]^2, y downwards: an ink and box (left top right bottom), disk or star
-# (x y width height) or poly (x y ...). What stands behind the others comes first in the table.
-_SHAPES = {
-    "outdoor": "main box -1 -.8 1 .8; accent poly -1 .8 -1 .3 -.4 -.3 .1 .35 .5 0 1 .5 1 .8; "
-    "pale disk .5 -.45 .2 .2",
-    "interior_room": "main box -1 -.8 1 .8; pale box -.5 -.45 .5 .3; "
-    "accent poly -1 .8 -.5 .3 .5 .3 1 .8; dark box .1 -.15 .35 .3",
-    "material": "main box -.9 -.9 .9 .9; accent box -.9 -.65 .9 -.4; accent box -.9 -.12 .9 .12; "
-    "accent box -.9 .4 .9 .65",
-    "liquid": "main poly 0 -1 .58 .1 -.58 .1; main disk 0 .35 .64 .6; accent disk -.2 .45 .2 .25",
-    "structure": "main box -.8 -.1 .8 .9; accent poly -1 -.1 0 -.9 1 -.1; dark box -.25 .3 .15 .9; "
-    "pale box .35 .15 .65 .45",
-    "equipment": "main box -1 -.1 1 .5; accent poly -.55 -.1 -.35 -.6 .4 -.6 .65 -.1; "
-    "dark disk -.55 .5 .32 .32; dark disk .55 .5 .32 .32",
-    "plant": "dark box -.14 .4 .14 1; main poly -.85 .5 0 -.4 .85 .5; accent poly -.6 0 0 -1 .6 0",
-    "food": "pale disk 0 0 1 .75; main disk -.25 .05 .48 .4; accent disk .42 -.1 .32 .3",
-    "animal": "main poly -.8 -.1 -.75 -1 -.1 -.6; main poly .8 -.1 .75 -1 .1 -.6; "
-    "main disk 0 .1 .82 .78; dark disk -.32 -.1 .14 .17; dark disk .32 -.1 .14 .17; "
-    "accent disk 0 .4 .32 .24",
-    "art": "accent box -.95 -.8 .95 .8; pale box -.7 -.55 .7 .55; "
-    "main poly -.7 .55 -.2 -.3 .3 .55; dark disk .38 -.2 .2 .2",
-    "light": "accent star 0 0 1 1; main disk 0 0 .5 .5; pale disk 0 0 .24 .24",
-    "recreation": "main disk 0 0 .9 .9; accent box -.87 -.2 .87 .2; accent box -.2 -.87 .2 .87; "
-    "dark disk 0 0 .3 .3",
-    "celebration": "dark poly -.55 0 -.48 0 .03 1 -.03 1; dark poly 0 0 .07 0 .03 1 -.03 1; "
-    "dark poly .55 0 .62 0 .03 1 -.03 1; main disk -.55 -.2 .38 .46; main disk .58 -.15 .38 .46; "
-    "accent disk .03 -.5 .4 .48",
-    "fire": "main poly -.6 .9 -.85 .1 -.4 .3 -.1 -1 .3 0 .6 -.5 .85 .3 .55 .9; "
-    "accent poly -.3 .9 -.4 .5 -.05 0 .2 .5 .4 .35 .3 .9",
-    "music": "main disk -.45 .65 .45 .3; main box -.16 -.95 .04 .65; "
-    "accent poly .04 -.95 .85 -.5 .75 .05 .04 -.45",
-    "games": "pale box -.85 -.85 .85 .85; main box -.85 -.85 0 0; main box 0 0 .85 .85; "
-    "accent disk .42 -.42 .26 .26; accent disk -.42 .42 .26 .26",
-    "religion": "accent box -.95 .75 .95 1; main box -.8 0 -.5 .75; main box -.15 0 .15 .75; "
-    "main box .5 0 .8 .75; main disk 0 -.1 .65 .6; accent box -.95 -.15 .95 .08; "
-    "dark box -.06 -1 .06 -.65",
-}
-# Fine labels of each shape: name, main colour, accent colour, factors of width and height.
-_VARIANTS = {
-    "outdoor": "outdoor 9fd0ea 6b8e4e 2 1.7; blue_sky 62aef0 8aa05a 1.7 1.7; "
-    "cloudy a4bccc 5f7f5f 2.2 1.4",
-    "interior_room": "interior_room d9b48c 8a5a3c 1.9 1.6; kitchen e0c8a0 a87850 1.6 1.6; "
-    "bedroom c89c84 704838 1.6 1.9",
-    "material": "material a89478 6e5a40 1 1; wood_processed a8703c 6e4522 1.4 .7; "
-    "textile b8a088 785038 .8 1.2",
-    "liquid": "liquid 2c6cd0 bfe4f2 1 1; water 1c3fb0 8fb8f0 .8 1.2; drink 3c50e0 d0e8ff 1.1 .9",
-    "structure": "structure e0d0a8 b0302a 1 1; building c8c0b0 902828 .75 1.3; "
-    "bridge d8a888 a83c3c 1.4 .65",
-    "equipment": "equipment e8b820 806010 1 1; car f0d020 5a5a50 1.2 .9; "
-    "machine d89810 909080 .9 1.2",
-    "plant": "plant 4c9a3c 70b850 1 1; tree 2a7a3a 3c9048 .8 1.3; foliage 6aa020 98c038 1.2 .9",
-    "food": "food e88030 70a840 1 1; fruit f09040 e04830 .9 1.1; bread d88838 a86030 1.2 .9",
-    "animal": "animal 9a6840 e8a8a0 1 1; cat 7a5440 f0b0b8 1.1 .9; dog b88050 d88880 .85 1.15",
-    "art": "art a03cc0 b89030 1 1; painting c03ca0 a07820 .8 1.2; drawing 7838b0 907030 1.2 .85",
-    "light": "light fcf060 f8d830 1 1; lamp fff080 f8c820 .85 1.1; neon f8f8a0 e8f040 1.1 .9",
-    "recreation": "recreation 18b8b0 f8f0e0 1 1; ball 40c8e0 186878 .85 1.1; "
-    "toy 109098 f0e0f0 1.15 .85",
-    "celebration": "celebration f05090 f8a0c8 1 1; balloon f870b0 e83078 .85 1.15; "
-    "party e840a0 f8c0d8 1.15 1",
-    "fire": "fire e83c10 f8c030 1 1; bonfire d82808 f08020 1.2 1; candle f05818 fff0a0 .6 1.3",
-    "music": "music 181828 383850 1 1; guitar 381820 804048 .85 1.2; piano 102030 304860 1.2 .9",
-    "games": "games 202020 c01818 1 1; dice b01030 202020 .85 .85; chess 402020 a02020 1.15 .9",
-    "religion": "religion c8f0d8 30a070 1 1; temple a0e0c0 208858 1.2 .9; "
-    "monastery d8f0e8 48a888 .85 1.2",
-}
+# "shapes": the filled parts of each coarse label in [-1, 1]^2, y downwards: an ink and box (left
+# top right bottom), disk or star (x y width height) or poly (x y ...). What stands behind the
+# others comes first. "variants": the fine labels of each shape: name, main colour, accent colour,
+# factors of width and height.
+_TABLES = Path(__file__).with_name("glyphs.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,14 +112,15 @@ def _corners(kind: str, numbers: Sequence[float]) -> Floats:
 
 
 def _read_tables() -> tuple[dict[str, Glyph], dict[str, str]]:
+    tables = json.loads(_TABLES.read_text(encoding="utf-8"))
     glyphs: dict[str, Glyph] = {}
     coarse_of: dict[str, str] = {}
-    for depth, (coarse, shape) in enumerate(_SHAPES.items()):
-        words = [part.split() for part in shape.split(";")]
+    for depth, (coarse, shape) in enumerate(tables["shapes"].items()):
+        words = [part.split() for part in shape]
         fills = tuple(INKS.index(w[0]) for w in words)
         parts = [_corners(w[1], [float(n) for n in w[2:]]) for w in words]
         corners, ends = np.concatenate(parts), np.cumsum([part.size for part in parts])
-        for variant in _VARIANTS[coarse].split(";"):
+        for variant in tables["variants"][coarse]:
             fine, main, accent, width, height = variant.split()
             inks = np.array([[*bytes.fromhex(main)], [*bytes.fromhex(accent)], DARK, PALE], float)
             stretch = (float(width), float(height))

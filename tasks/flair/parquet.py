@@ -13,7 +13,7 @@ from tasks.common.progress import Progress
 from tasks.flair.catalogue import FIELDS, Catalogue
 from tasks.flair.labels import relationship_of
 from tasks.flair.published import SPLIT_OF_PARTITION
-from tasks.flair.reading import Form, Images, Input, Job, fingerprint_of, spool_all
+from tasks.flair.reading import Form, Input, Job, fingerprint_of
 from tasks.flair.spool import MAX_IMAGE_BYTES, RawImage, too_large
 
 ROWS_OF_ENTRIES = 4096
@@ -72,20 +72,11 @@ def _read_file(path: Path, catalogue: Catalogue) -> None:
                 catalogue.add({"partition": split, **entry}, f"{path}, row {row}")
 
 
-def read_images(job: Job) -> Images:
-    """Bring the images of all files into the spool."""
+def _inputs(job: Job) -> Iterator[Input]:
     paths = find_parquet(job.source)
-    inputs = [
-        Input(
-            path.relative_to(job.source).as_posix(),
-            fingerprint_of(path),
-            partial(_images, path, job, done, len(paths)),
-        )
-        for done, path in enumerate(paths)
-    ]
-    images = spool_all(job, inputs)
-    job.progress("reading parquet images (files)", len(paths), len(paths))
-    return images
+    for done, path in enumerate(paths):
+        name = path.relative_to(job.source).as_posix()
+        yield Input(name, fingerprint_of(path), partial(_images, path, job, done, len(paths)))
 
 
 def _images(path: Path, job: Job, done: int, total: int) -> Iterator[RawImage]:
@@ -108,5 +99,5 @@ FORM = Form(
     source="FLAIR (Song et al. 2022), parquet files of apple/flair, image bytes as in them",
     is_there=lambda source: bool(find_parquet(source)),
     read_entries=read_entries,
-    read_images=read_images,
+    inputs=_inputs,
 )

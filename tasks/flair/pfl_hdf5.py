@@ -15,13 +15,12 @@ from numpy.typing import NDArray
 
 from pfl_bench.data import FORMAT, parse_json
 from pfl_bench.types import DataError
-from tasks.common.parquet import DamagedInputError
 from tasks.common.progress import Progress
 from tasks.common.threads import num_workers
 from tasks.flair.catalogue import Catalogue
 from tasks.flair.labels import relationship_of
 from tasks.flair.published import SPLIT_OF_PARTITION
-from tasks.flair.reading import Form, Images, Input, Job, fingerprint_of, spool_all
+from tasks.flair.reading import Form, Input, Job, fingerprint_of
 from tasks.flair.spool import FINE, Finding, RawImage
 
 METADATA = "metadata"
@@ -57,17 +56,14 @@ def read_entries(source: Path, progress: Progress) -> Catalogue:
     """Read users, image ids and labels; the relationship file, if it lies in ``source``."""
     path = _the_file(source)
     catalogue = Catalogue(relationship_of(source), str(path))
-    try:
-        with _opened(path) as file:
-            names = {level: _label_names(file, level, path) for level in LEVELS}
-            for split in _splits(file):
-                users = sorted(file[split])
-                for done, user in enumerate(users, start=1):
-                    where = f"{path}: /{split}/{user}"
-                    _read_user(file[split][user], split, user, names, catalogue, where)
-                    progress(f"reading labels of {split} (users)", done, len(users))
-    except DamagedInputError as error:
-        raise DataError(f"{path}: {error}; the file is damaged or cut: make it anew") from error
+    with _opened(path) as file:
+        names = {level: _label_names(file, level, path) for level in LEVELS}
+        for split in _splits(file):
+            users = sorted(file[split])
+            for done, user in enumerate(users, start=1):
+                where = f"{path}: /{split}/{user}"
+                _read_user(file[split][user], split, user, names, catalogue, where)
+                progress(f"reading labels of {split} (users)", done, len(users))
     return catalogue
 
 
@@ -171,26 +167,19 @@ def _texts(dataset: Any, where: str) -> list[str]:
     return [value.decode() for value in values]
 
 
-def read_images(job: Job) -> Images:
-    """Encode the pixels and bring them into the spool, some users at a time."""
+def _inputs(job: Job) -> Iterator[Input]:
+    """Some users at a time, so that little is encoded again after an interruption."""
     path = _the_file(job.source)
-    inputs = []
-    try:
-        with _opened(path) as file:
-            for split in _splits(file):
-                users = sorted(file[split])
-                for first in range(0, len(users), USERS_A_PART):
-                    some = users[first : first + USERS_A_PART]
-                    inputs.append(
-                        Input(
-                            f"{path.name}: /{split}, users {first} to {first + len(some) - 1}",
-                            fingerprint_of(path),
-                            partial(_images, path, split, some, job, (first, len(users))),
-                        )
-                    )
-    except DamagedInputError as error:
-        raise DataError(f"{path}: {error}; the file is damaged or cut: make it anew") from error
-    return spool_all(job, inputs)
+    with _opened(path) as file:
+        for split in _splits(file):
+            users = sorted(file[split])
+            for first in range(0, len(users), USERS_A_PART):
+                some = users[first : first + USERS_A_PART]
+                yield Input(
+                    f"{path.name}: /{split}, users {first} to {first + len(some) - 1}",
+                    fingerprint_of(path),
+                    partial(_images, path, split, some, job, (first, len(users))),
+                )
 
 
 def _images(
@@ -242,14 +231,16 @@ def encode(pixels: NDArray[np.uint8], pixels_as: Literal["png", "jpeg"]) -> byte
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    """Open a file; what HDF5 raises about it becomes a ``DamagedInputError``."""
+    """Open a file; what HDF5 raises about it becomes a DataError."""
     import h5py
 
     try:
         with h5py.File(path, "r") as file:
             yield file
     except (OSError, RuntimeError, KeyError, UnicodeDecodeError) as error:
-        raise DamagedInputError(f"cannot be read ({error})") from error
+        raise DataError(
+            f"{path}: cannot be read ({error}); the file is damaged or cut: make it anew"
+        ) from error
 
 
 FORM = Form(
@@ -259,5 +250,5 @@ FORM = Form(
     "as published",
     is_there=lambda source: bool(find_files(source)),
     read_entries=read_entries,
-    read_images=read_images,
+    inputs=_inputs,
 )

@@ -22,7 +22,7 @@ from tasks.common.progress import Progress
 from tasks.flair import parquet, pfl_hdf5, published, tarballs
 from tasks.flair.catalogue import SHOWN, Catalogue
 from tasks.flair.labels import UNKNOWN, Labels
-from tasks.flair.reading import Form, Images, Job
+from tasks.flair.reading import Form, ImageTable, Job, read_all
 from tasks.flair.spool import BAD_KINDS, Check, ImageSpool
 
 FORMS: tuple[Form, ...] = (tarballs.FORM, tarballs.FOLDER_FORM, parquet.FORM, pfl_hdf5.FORM)
@@ -138,8 +138,8 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
 
 def _make(form: Form, job: Job, labels: Labels, out: Path, options: Options) -> dict[str, Any]:
     """Read the images, judge them, write the store."""
-    images = form.read_images(job)
-    problems, named, bad = images.table.problems()
+    images = read_all(job, list(form.inputs(job)))
+    problems, named, bad = images.problems()
     if bad and options.bad_images == "refuse":
         raise DataError(_refusal(job.source, form, problems, named, len(bad)))
     counts: dict[str, dict[str, int]] = {}
@@ -234,7 +234,7 @@ def _usable(catalogue: Catalogue, bad: set[int]) -> Iterator[tuple[str, str, lis
             yield split, user, good
 
 
-def _write(writer: StoreWriter, job: Job, images: Images, bad: set[int]) -> None:
+def _write(writer: StoreWriter, job: Job, images: ImageTable, bad: set[int]) -> None:
     """Append every user, some images at a time: a user can have thousands."""
     catalogue = job.catalogue
     ids = list(catalogue.entries)

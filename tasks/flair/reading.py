@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, count
 from pathlib import Path
 from typing import Any, Literal
 
@@ -53,34 +53,14 @@ class Input:
         name: Name, unique among the inputs.
         fingerprint: Changes when the content does.
         images: Reads them; raises ``DamagedInputError`` if that cannot be done to the end.
+        folder: Where the images are files of their own, which are read again: they need no room
+            in the spool.
     """
 
     name: str
     fingerprint: Any
     images: Callable[[], Iterator[RawImage]]
-
-
-@dataclass(frozen=True, slots=True)
-class Images:
-    """Images of a source that have been read and checked once.
-
-    Attributes:
-        table: Table of the known images.
-        fetch: Reads an entry's encoded image again.
-        changed: Says of an entry whose image is no longer what was checked what to do.
-    """
-
-    table: ImageTable
-    fetch: Callable[[int], bytes]
-    changed: Callable[[int], str]
-
-    def read(self, entry: int) -> bytes:
-        """Read an entry's encoded image; a DataError if it is not what it was."""
-        data = self.fetch(entry)
-        expected = (int(self.table.size[entry]), int(self.table.checksum[entry]))
-        if (len(data), zlib.crc32(data)) != expected:
-            raise DataError(self.changed(entry))
-        return data
+    folder: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,38 +69,66 @@ class Form(forms.Form):
 
     Attributes:
         source: One line for a human that says where the data come from.
+        inputs: Finds what holds the images.
     """
 
     source: str
     read_entries: Callable[[Path, Progress], Catalogue]
-    read_images: Callable[[Job], Images]
+    inputs: Callable[[Job], Iterable[Input]]
 
 
 class ImageTable:
-    """Place of each entry's image, and the findings about it, of a finished catalogue."""
+    """Place of each entry's image, and the findings about it, of a job's finished catalogue."""
 
-    def __init__(self, catalogue: Catalogue) -> None:
-        self._catalogue = catalogue
-        count = len(catalogue)
-        self.place = np.full(count, NOWHERE, dtype=np.int64)
-        self.start = np.zeros(count, dtype=np.int64)
-        self.size = np.zeros(count, dtype=np.int64)
-        self.checksum = np.zeros(count, dtype=np.int64)
+    def __init__(self, job: Job) -> None:
+        self._catalogue = job.catalogue
+        self._spool = job.spool
+        self._ids = list(job.catalogue.entries)
+        # Of each part, the blob or folder, and the suffixes of the files there.
+        self._parts: list[tuple[Path, list[str]]] = []
+        size = len(self._ids)
+        self.place = np.full(size, NOWHERE, dtype=np.int64)
+        self.start = np.zeros(size, dtype=np.int64)
+        self.size = np.zeros(size, dtype=np.int64)
+        self.checksum = np.zeros(size, dtype=np.int64)
         self.findings: dict[int, Finding] = {}
         self.notes: dict[str, list[str]] = {}
 
-    def take(self, part: Part, place: int) -> None:
-        """Take in the images of a part; ``place``, at least 0, is the reader's number for it."""
-        starts = accumulate(part.sizes, initial=0)
+    def take(self, part: Part) -> None:
+        """Take in the images of a part."""
+        place = len(self._parts)
+        self._parts.append((part.blob, part.suffixes))
+        starts = count() if part.suffixes else accumulate(part.sizes, initial=0)
         for row, (image, start, *content) in enumerate(
             zip(part.ids, starts, part.sizes, part.sums, strict=False)
         ):
-            self.add(image, part.findings.get(row), (place, start), *content)
+            self._add(image, part.findings.get(row), (place, start), *content)
 
-    def add(
+    def read(self, entry: int) -> bytes:
+        """Read an entry's encoded image again; a DataError if it is not what it was."""
+        blob, suffixes = self._parts[self.place[entry]]
+        start, size = int(self.start[entry]), int(self.size[entry])
+        if suffixes:
+            path = blob / f"{self._ids[entry]}{suffixes[start]}"
+            changed = f"{path}: changed while the store was prepared; run the command again"
+            try:
+                data = path.read_bytes()
+            except OSError as error:
+                raise DataError(f"{path}: cannot be read any more ({error.strerror})") from error
+        else:
+            changed = (
+                f"{blob}: temporary data are damaged; remove the folder {blob.parent} and start "
+                "again"
+            )
+            data = self._spool.read(blob, start, size)
+        if (len(data), zlib.crc32(data)) != (size, int(self.checksum[entry])):
+            raise DataError(changed)
+        return data
+
+    def _add(
         self, image: str, finding: Finding | None, where: tuple[int, int], size: int, checksum: int
     ) -> None:
-        """Take in an image: at its place, and from which byte on."""
+        """Take in an image: the number of its part, and its first byte, or its row, there."""
         entry = self._catalogue.entries.get(image)
         if finding is not None and NO_IMAGE in finding.kinds:
             self.notes.setdefault(NO_IMAGE, []).append(image)
@@ -162,44 +170,34 @@ class ImageTable:
         return +counts, named, bad
 
 
-def spool_all(job: Job, inputs: Sequence[Input]) -> Images:
-    """Bring the images of all inputs into the spool, those that are there already excepted.
+def read_all(job: Job, inputs: Sequence[Input]) -> ImageTable:
+    """Read and check the images of all inputs once, those that are in the spool already excepted.
 
     Raises:
         DataError: Inputs are damaged: all the others have been read by then, and all of the
             damaged ones are named.
     """
-    table = ImageTable(job.catalogue)
-    blobs, damaged = [], []
-    for place, each in enumerate(inputs):
-        part = job.spool.load(each.name, each.fingerprint)
-        if part is None:
-            try:
-                images = examined(each.images(), job.side, job.check)
-                part = job.spool.write(each.name, each.fingerprint, images)
-            except DamagedInputError as error:
-                damaged.append(f"\n  - {each.name}: {error}")
-                part = Part(Path())
-        blobs.append(part.blob)
-        table.take(part, place)
+    table, damaged = ImageTable(job), []
+    for each in inputs:
+        images = examined(each.images(), job.side, job.check)
+        try:
+            if each.folder is not None:
+                part = Part(each.folder)
+                part.fill(images, lambda data: None)
+            else:
+                part = job.spool.load(each.name, each.fingerprint) or job.spool.write(
+                    each.name, each.fingerprint, images
+                )
+            table.take(part)
+        except DamagedInputError as error:
+            damaged.append(f"\n  - {each.name}: {error}")
     if damaged:
         raise DataError(
             f"{job.source}: {len(damaged)} of {len(inputs)} inputs are damaged:{''.join(damaged)}\n"
             "Get these anew (delete a file, and 'pfl-bench data download flair' fetches it again) "
             "and run the same command: only they will be read."
         )
-
-    def fetch(entry: int) -> bytes:
-        start, size = int(table.start[entry]), int(table.size[entry])
-        return job.spool.read(blobs[table.place[entry]], start, size)
-
-    def changed(entry: int) -> str:
-        blob = blobs[table.place[entry]]
-        return (
-            f"{blob}: temporary data are damaged; remove the folder {blob.parent} and start again"
-        )
-
-    return Images(table, fetch, changed)
+    return table
 
 
 def fingerprint_of(path: Path) -> list[int]:

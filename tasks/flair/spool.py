@@ -13,8 +13,9 @@ import glob
 import hashlib
 import json
 import shutil
+import sys
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,11 +68,13 @@ class RawImage(NamedTuple):
         image_id: The published id; the file's name for a file that is no image.
         data: The encoded image; None if it was not even read.
         finding: What the source found out by itself; None if the bytes are to be examined.
+        suffix: Of the file IMAGE_ID.jpg that has the bytes, from which they are read again.
     """
 
     image_id: str
     data: bytes | None
     finding: Finding | None = None
+    suffix: str | None = None
 
 
 def too_large(size: int) -> Finding:
@@ -123,13 +126,14 @@ LOCK = "lock"
 
 @dataclass(slots=True)
 class Part:
-    """Part of the spool that belongs to one input.
+    """Images of one input.
 
     Attributes:
-        blob: File of the images' bytes, in the order of the lists.
-        sizes: Bytes of each image in the blob; 0 if it is not there.
+        blob: File of the images' bytes, in the order of the lists; or the folder of their files.
+        sizes: Bytes of each image; 0 if it could not be read.
         sums: CRC-32 of each.
         findings: By place in the lists, what is not fine.
+        suffixes: Of each file in the folder; empty for a blob.
     """
 
     blob: Path
@@ -137,14 +141,20 @@ class Part:
     sizes: list[int] = field(default_factory=list)
     sums: list[int] = field(default_factory=list)
     findings: dict[int, Finding] = field(default_factory=dict)
+    suffixes: list[str] = field(default_factory=list)
 
-    def add(self, image: RawImage, size: int, checksum: int) -> None:
-        """Take in the next image."""
-        if image.finding is not None and image.finding.kinds:
-            self.findings[len(self.ids)] = image.finding
-        self.ids.append(image.image_id)
-        self.sizes.append(size)
-        self.sums.append(checksum)
+    def fill(self, images: Iterable[RawImage], write: Callable[[bytes], object]) -> None:
+        """Take in images, and write their bytes, one after another."""
+        for image in images:
+            data = image.data or b""
+            write(data)
+            if image.finding is not None and image.finding.kinds:
+                self.findings[len(self.ids)] = image.finding
+            self.ids.append(image.image_id)
+            self.sizes.append(len(data))
+            self.sums.append(zlib.crc32(data))
+            if image.suffix is not None:
+                self.suffixes.append(sys.intern(image.suffix))
 
 
 class ImageSpool:
@@ -226,15 +236,8 @@ class ImageSpool:
         """Keep all images of an input; what ``images`` raises leaves nothing of it."""
         blob, index = self._paths(name)
         part = Part(blob)
-
-        def fill(file: BinaryIO) -> None:
-            for image in images:
-                data = image.data or b""
-                file.write(data)
-                part.add(image, len(data), zlib.crc32(data))
-
         try:
-            write_atomically(blob, fill)
+            write_atomically(blob, lambda file: part.fill(images, file.write))
             content = {
                 "key": self._key(name, fingerprint),
                 "ids": part.ids,

@@ -11,43 +11,22 @@ from numpy.typing import NDArray
 
 from pfl_bench.data import StoreSplit
 from pfl_bench.types import DataError
-from tasks.flair.published import COARSE_IMAGES, IMAGES, NUM_COARSE, NUM_FINE, USERS
+from tasks.flair.published import IMAGES, NUM_COARSE, NUM_FINE, NUMBERS, USERS
 
 _BLOCK_EXAMPLES = 1 << 15
 # "Less than 0.1% of users": the paper's bound of a rare label.
 _RARE = 0.001
-# apple/ml-flair, explore_labels.ipynb, its outputs.
 NOTEBOOK: dict[str, Any] = {
     "images": sum(IMAGES.values()),
     "users": sum(USERS.values()),
     "coarse labels": NUM_COARSE,
     "fine labels": NUM_FINE,
-    "coarse": COARSE_IMAGES,
-    # The twenty commonest, which are all that is published.
-    "fine": {
-        "wood_processed": 82336, "material": 74807, "structure": 61517, "grass": 44741,
-        "plate": 42392, "plant": 42009, "blue_sky": 41043, "foliage": 40793, "cloudy": 36225,
-        "tree": 33984, "textile": 33709, "building": 32349, "rocks": 28850, "container": 25189,
-        "land": 24715, "sky": 24669, "fence": 24249, "food": 23752, "interior_room": 23254,
-        "vegetation": 23106,
-    },
-}  # fmt: skip
-# The same notebook: mean, std, min, q25, q50, q75, max.
-DESCRIBED: dict[str, tuple[float, ...]] = {
-    "coarse labels of an image": (2.785249, 1.149218, 1, 2, 3, 4, 9),
-    "fine labels of an image": (4.614781, 2.729608, 1, 3, 4, 6, 36),
-    "images of a user": (8.345548, 51.27598, 1, 1, 2, 5, 4151),
-    "distinct coarse labels of a user": (4.608647, 2.811109, 1, 3, 4, 6, 17),
-    "distinct fine labels of a user": (16.813242, 32.666895, 1, 4, 7, 16, 838),
+    "coarse": NUMBERS["coarse_images"],
+    "fine": NUMBERS["fine_images"],
 }
+DESCRIBED: dict[str, list[float]] = NUMBERS["described"]
 DESCRIPTION = ("mean", "std", "min", "q25", "q50", "q75", "max")
-# Song et al. 2022, section 4.2, with half a unit of the last digit printed as tolerance.
-PAPER: dict[str, tuple[float, float]] = {
-    "largest users with half of the images, share": (0.023, 0.0005),
-    "users with structure, share": (0.87, 0.005),
-    "users with religion, share": (0.014, 0.0005),
-    "fine labels on less than 0.1% of users": (1255, 0),
-}
+PAPER: dict[str, list[float]] = NUMBERS["paper"]
 # The notebook prints seven digits, which six decimals of values below ten are.
 _DECIMALS = 6
 

@@ -8,85 +8,42 @@ import tarfile
 import zlib
 from collections.abc import Iterator
 from functools import partial
-from itertools import product
+from itertools import accumulate
 from pathlib import Path, PurePosixPath
 
-from pfl_bench.types import DataError
 from tasks.common.parquet import DamagedInputError
 from tasks.flair.published import NUM_TARBALLS
-from tasks.flair.reading import (
-    Form,
-    Images,
-    ImageTable,
-    Input,
-    Job,
-    fingerprint_of,
-    read_metadata,
-    spool_all,
-)
-from tasks.flair.spool import MAX_IMAGE_BYTES, NO_IMAGE, Finding, RawImage, examined, too_large
+from tasks.flair.reading import Form, Input, Job, fingerprint_of, read_metadata
+from tasks.flair.spool import MAX_IMAGE_BYTES, NO_IMAGE, Finding, RawImage, too_large
 
 FOLDER = "small_images"
 SUFFIXES = (".jpg", ".jpeg")
-# In small and capital letters: the file is found again by its id and its suffix's place here.
-SPELLINGS = tuple(
-    dict.fromkeys(
-        "".join(letters)
-        for suffix in SUFFIXES
-        for letters in product(*zip(suffix, suffix.upper(), strict=True))
-    )
-)
 FILES_A_STEP = 1000
 
 
-def read_folder(job: Job) -> Images:
-    """Read and check all files; their bytes are read again when the store is written.
-
-    The table's places are suffixes in ``SPELLINGS``.
-    """
+def _folder_input(job: Job) -> list[Input]:
     folder = job.source / FOLDER
-    table = ImageTable(job.catalogue)
-    for done, image in enumerate(examined(_scanned(folder), job.side, job.check), start=1):
-        data = image.data or b""
-        stem, suffix = os.path.splitext(image.image_id)
-        place = SPELLINGS.index(suffix) if suffix in SPELLINGS else 0
-        table.add(stem, image.finding, (place, 0), len(data), zlib.crc32(data))
-        if done % FILES_A_STEP == 0:
-            job.progress("reading small_images (files)", done, len(job.catalogue))
-    ids = list(job.catalogue.entries)
-
-    def path_of(entry: int) -> Path:
-        return folder / f"{ids[entry]}{SPELLINGS[table.place[entry]]}"
-
-    def fetch(entry: int) -> bytes:
-        path = path_of(entry)
-        try:
-            return path.read_bytes()
-        except OSError as error:
-            raise DataError(f"{path}: cannot be read any more ({error.strerror})") from error
-
-    def changed(entry: int) -> str:
-        return f"{path_of(entry)}: changed while the store was prepared; run the command again"
-
-    return Images(table, fetch, changed)
+    return [Input(FOLDER, None, partial(_scanned, folder, job), folder)]
 
 
-def _scanned(folder: Path) -> Iterator[RawImage]:
-    """Read the files; ids come with their suffixes."""
+def _scanned(folder: Path, job: Job) -> Iterator[RawImage]:
     with os.scandir(folder) as files:
-        for file in files:
+        for number, file in enumerate(files):
+            if number % FILES_A_STEP == 0:
+                job.progress("reading small_images (files)", number, len(job.catalogue))
+            image, suffix = os.path.splitext(file.name)
             if file.name.startswith("."):
                 continue
-            if os.path.splitext(file.name)[1] not in SPELLINGS or not file.is_file():
-                yield RawImage(file.name, None, Finding((NO_IMAGE,)))
+            if suffix.lower() not in SUFFIXES or not file.is_file():
+                yield RawImage(file.name, None, Finding((NO_IMAGE,)), "")
             elif (size := file.stat().st_size) > MAX_IMAGE_BYTES:
-                yield RawImage(file.name, None, too_large(size))
+                yield RawImage(image, None, too_large(size), suffix)
             else:
                 try:
-                    yield RawImage(file.name, Path(file.path).read_bytes())
+                    yield RawImage(image, Path(file.path).read_bytes(), None, suffix)
                 except OSError as error:
                     words = error.strerror or str(error)
-                    yield RawImage(file.name, None, Finding(("unreadable",), words))
+                    yield RawImage(image, None, Finding(("unreadable",), words), suffix)
 
 
 FOLDER_FORM = Form(
@@ -96,7 +53,7 @@ FOLDER_FORM = Form(
     source="FLAIR (Song et al. 2022), unpacked small images, JPEG bytes as published",
     is_there=lambda source: (source / FOLDER).is_dir(),
     read_entries=read_metadata,
-    read_images=read_folder,
+    inputs=_folder_input,
 )
 
 
@@ -116,18 +73,12 @@ def absent_tarballs(source: Path) -> list[str]:
     return [name for name in published if not (source / name).is_file()]
 
 
-def read_images(job: Job) -> Images:
-    """Bring the images of all tarballs into the spool."""
+def _inputs(job: Job) -> Iterator[Input]:
     paths = find_tarballs(job.source)
-    total = sum(path.stat().st_size for path in paths)
-    inputs, before = [], 0
-    for path in paths:
-        members = partial(_members, path, job, before, total)
-        inputs.append(Input(path.name, fingerprint_of(path), members))
-        before += path.stat().st_size
-    images = spool_all(job, inputs)
-    job.progress("reading tarballs (bytes)", total, total)
-    return images
+    sizes = [path.stat().st_size for path in paths]
+    for path, before in zip(paths, accumulate(sizes, initial=0), strict=False):
+        members = partial(_members, path, job, before, sum(sizes))
+        yield Input(path.name, fingerprint_of(path), members)
 
 
 def _members(path: Path, job: Job, before: int, total: int) -> Iterator[RawImage]:
@@ -178,5 +129,5 @@ FORM = Form(
     source="FLAIR (Song et al. 2022), its published tarballs, JPEG bytes as published",
     is_there=lambda source: bool(find_tarballs(source)),
     read_entries=read_metadata,
-    read_images=read_images,
+    inputs=_inputs,
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -15,7 +14,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from pfl_bench.data import Store, StoreSplit, gather, open_store
-from pfl_bench.types import ConfigError, DataError, DataFacts, Examples, did_you_mean
+from pfl_bench.data.in_memory import split_named
+from pfl_bench.types import ConfigError, DataFacts, Examples, did_you_mean
 from tasks.common.classification import known_facts
 from tasks.common.options import StrictOptions
 from tasks.common.partition.split import PartitionedSplit
@@ -118,7 +118,6 @@ class FlairTask:
     metrics: tuple[str, ...] = ("multilabel",)
 
     def __init__(self, store: Store, options: Options) -> None:
-        self._options = options
         stored = store.facts
         side = stored.input_shape[-1]
         self._decoder = Decoder(options.decode, side, options.resize)
@@ -154,12 +153,7 @@ class FlairTask:
 
     def split(self, name: str) -> FlairSplit:
         """Open one split."""
-        if name not in self._splits:
-            raise DataError(
-                f"task flair: {self._options.data} has no split {name!r}; there are: "
-                f"{', '.join(self.split_names)}"
-            )
-        return self._splits[name]
+        return split_named(name, self._splits, TASK_NAME)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Mean binary cross entropy of logits of shape (n, K) and multi-hot targets (n, K)."""
@@ -193,11 +187,4 @@ def build(options: Options) -> FlairTask:
         DataError: There is no such file, or it was prepared for another task or is damaged.
         ConfigError: The options do not fit the data.
     """
-    path = Path(options.data)
-    if not path.is_file():
-        raise DataError(
-            f"task flair: there is no file {path}; make it by `pfl-bench data prepare flair "
-            f"--source DIR --out {path}`, of the published files (`pfl-bench data download flair`, "
-            "about 6 GB) or of generated pictures (`pfl-bench data generate flair --out DIR`)"
-        )
-    return FlairTask(open_store(path, TASK_NAME), options)
+    return FlairTask(open_store(options.data, TASK_NAME), options)

@@ -9,8 +9,10 @@ Source:
 from __future__ import annotations
 
 import html
+import json
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
@@ -27,45 +29,11 @@ _URL = re.compile(r"http\S+")
 _USER = re.compile(r"(?:\/?u\/\w+)")
 _SUBREDDIT = re.compile(r"(?:\/?r\/\w+)")
 
-# Compared without regard to case.
-SUBREDDITS_LEFT_OUT = frozenset(("askreddit", "imagesofnetwork"))
-AUTHORS_LEFT_OUT = frozenset(
-    """
-    AskReddit ImagesOfNetwork notifier transcribersofreddit ilariab95 DJ_Spam SteamKiwi AwkwardMod
-    Mentioned_Videos MovieGuide censorship_notifier MTGCardFetcher StudabakerHoch Roboragi
-    PictureGame 38749grwodsl one_year_on koja1234 tippr User_Simulator mnemosyne-0002 Decronym
-    sterlingphoenix monkey_sage pussgurka CosmicKeys Mafiya_chlenom_K TheTopazian nikforce1605
-    iAdam1n TitaniumDragon zeug666 4e4eneK DoMoreWithLess Purpleflower88 NeedHelpWithExcel
-    nicsgalleries Vkrrs musono ZX-Ace APeskyPanda TransparentJailbrea mockingbird abismado
-    spotify_transcriber
-    """.casefold().split()
-)
-# An author or a subreddit with one of these anywhere in its name is left out.
-WORDS_LEFT_OUT = (
-    "[deleted]",
-    "[removed]",
-    "auto",
-    "bot",
-    "moderator",
-    "mod",
-    "mentioned",
-    "transcriber",
-)
-# A comment with one of these anywhere in its cleaned text is left out.
-PHRASES_LEFT_OUT = (
-    "[ deleted ]",
-    "[ removed ]",
-    "[deleted]",
-    "[removed]",
-    "bot",
-    "thank you for participating",
-    "thank you for your submission",
-    "thanks for your submission",
-    "your submission has been removed",
-    "your comment has been removed",
-    "downvote this comment if this is",
-    "your post has been removed",
-)
+# "authors" and "subreddits", compared without regard to case, and those that have one of
+# "words_in_names" anywhere in their names; comments that have one of "phrases" in the cleaned text.
+LEFT_OUT = json.loads(Path(__file__).with_name("left_out.json").read_text(encoding="utf-8"))
+SUBREDDITS_LEFT_OUT = frozenset(LEFT_OUT["subreddits"])
+AUTHORS_LEFT_OUT = frozenset(name.casefold() for name in LEFT_OUT["authors"])
 # What stands for an author or a text that is gone, whatever else is kept.
 GONE = frozenset(("[deleted]", "[removed]", ""))
 
@@ -155,7 +123,7 @@ class Cleaner:
         return (
             author in AUTHORS_LEFT_OUT
             or subreddit in SUBREDDITS_LEFT_OUT
-            or any(word in author or word in subreddit for word in WORDS_LEFT_OUT)
+            or any(word in author or word in subreddit for word in LEFT_OUT["words_in_names"])
         )
 
     def clean(self, body: str) -> list[str]:
@@ -180,7 +148,7 @@ class Cleaner:
         # Some tokens of the tokenizer have blanks in them (phone numbers): LEAF joins all and
         # divides at blanks again.
         text = " ".join(self._tokenize(text))
-        if steps.remove_phrases and any(phrase in text for phrase in PHRASES_LEFT_OUT):
+        if steps.remove_phrases and any(phrase in text for phrase in LEFT_OUT["phrases"]):
             return []
         tokens = text.split()
         return tokens if len(tokens) >= max(1, steps.min_tokens) else []

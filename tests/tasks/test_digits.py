@@ -189,17 +189,6 @@ def test_a_low_concentration_gives_users_of_few_labels() -> None:
     assert mean_labels(0.05) + 1 < mean_labels(1.0) < mean_labels(100.0) - 0.5
 
 
-@pytest.mark.parametrize("options", [{"num_users": 0}, {"num_users": 1200}])
-def test_dealing_to_an_impossible_number_of_users_is_refused(options: dict[str, int]) -> None:
-    with pytest.raises(ValidationError, match="num_users"):
-        Options(**options)
-
-
-def test_dealing_with_a_concentration_of_zero_is_refused() -> None:
-    with pytest.raises(ValidationError, match="label_concentration"):
-        Options(label_concentration=0.0)
-
-
 @pytest.mark.parametrize(
     ("options", "num_parameters"),
     [
