@@ -58,7 +58,7 @@ class Gathering(SpooledExamples):
                 store is written.
         """
         if self._frozen:
-            raise ValueError(f"{self.path}: append after partition; gather everything before")
+            raise ValueError(f"{self.path}: has been partitioned; gather everything before")
         self._append(split, client_id, arrays, None)
 
     def clients(self, split: str) -> list[str]:

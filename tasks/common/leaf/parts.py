@@ -6,7 +6,7 @@ import hashlib
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +15,6 @@ from pfl_bench.data import FieldSpec
 from pfl_bench.data.stored_task import take
 from pfl_bench.types import SplitBy
 from tasks.common.leaf.plan import SPLITS, UNSPLIT, Plan
-
-if TYPE_CHECKING:
-    from tasks.common.leaf.gathering import Gathering
 
 GROUP_BYTES = 256 << 20
 _OBJECT_BYTES = 120  # about what NumPy needs for an array, however small
@@ -51,6 +48,18 @@ class Block:
     arrays: dict[str, Any]
 
 
+class Readable(Protocol):
+    """Gathered examples, as ``Gathering`` has them, whose module needs this one."""
+
+    fields: dict[str, FieldSpec]
+
+    def clients(self, split: str) -> list[str]:
+        """The users of a split."""
+
+    def read(self, split: str, users: NDArray[np.int64]) -> Iterator[Block]:
+        """Read users in blocks; ``users`` has shape (u,)."""
+
+
 class Partition:
     """Partitioned examples; iterable again and again, one part in memory at a time.
 
@@ -63,7 +72,7 @@ class Partition:
         num_parts: Number of parts: users, counted in each split.
     """
 
-    def __init__(self, gathered: Gathering, plan: Plan) -> None:
+    def __init__(self, gathered: Readable, plan: Plan) -> None:
         self._gathered = gathered
         self._plan = plan
         self.split_by: SplitBy = plan.split_by

@@ -537,7 +537,7 @@ def test_a_store_says_what_was_done(tmp_path: Path) -> None:
 
 def test_a_dealt_gathering_takes_no_more(tmp_path: Path) -> None:
     gathering = Gathering(tmp_path / "x.h5", FIELDS)
-    with pytest.raises(ValueError, match="open gathering"):
+    with pytest.raises(ValueError, match=r"with Gathering"):
         gathering.append("all", "a", **arrays_of([1]))
     with gathering:
         gathering.append("all", "a", **arrays_of([1]))
