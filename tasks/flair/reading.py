@@ -106,7 +106,7 @@ class ImageTable:
 
     def read(self, entry: int) -> bytes:
         """Read an entry's encoded image again; a DataError if it is not what it was."""
-        blob, suffixes = self._parts[self.place[entry]]
+        blob, suffixes = self._parts[int(self.place[entry])]
         start, size = int(self.start[entry]), int(self.size[entry])
         if suffixes:
             path = blob / f"{self._ids[entry]}{suffixes[start]}"

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from pfl_bench.data import Store
 from pfl_bench.types import ConfigError, DataError
 from tasks.common.leaf.table1 import SENT140
+from tasks.common.text import numbered
 from tasks.common.text.embeddings import read_vectors, read_words
 from tasks.common.text.words import choose_vocabulary, split_words, to_ids
-from tasks.sent140 import prepare as module
 from tasks.sent140.prepare import Options, Tally, prepare
 from tests.helpers import REPOSITORY
 
@@ -198,7 +198,7 @@ def test_the_result_depends_on_neither_order_nor_files_nor_blocks(
     prepared(write_source(tmp_path / "a", ROWS), tmp_path / "a.h5", split_by=split_by)
     write_source(tmp_path / "b", ROWS[40:][::-1])
     (tmp_path / "b" / "training.csv").write_bytes(as_csv(ROWS[:40]))
-    monkeypatch.setattr(module, "ROWS_AT_ONCE", 7)
+    monkeypatch.setattr(numbered, "TEXTS_AT_ONCE", 7)
     prepared(tmp_path / "b", tmp_path / "b.h5", split_by=split_by)
     # Inside a user examples may stand in the order in which they came.
     found = [

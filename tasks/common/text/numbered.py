@@ -30,7 +30,7 @@ from tasks.common.text.words import (
 FIELDS = {"tokens": FieldSpec("uint32", ragged=True), "targets": FieldSpec("uint8")}
 WAITING = {"text": FieldSpec("uint8", ragged=True), "targets": FieldSpec("uint8")}
 NUMBER = FieldSpec("int64")
-_TEXTS_AT_ONCE = 20_000
+TEXTS_AT_ONCE = 20_000
 
 
 class Text(NamedTuple):
@@ -48,7 +48,7 @@ def gather_texts(
 ) -> None:
     """Gather texts as bytes, in the fields ``WAITING`` and ``number``, a block at a time."""
     done = 0
-    while block := list(islice(texts, _TEXTS_AT_ONCE)):
+    while block := list(islice(texts, TEXTS_AT_ONCE)):
         done += len(block)
         by_user: dict[tuple[str, str], list[Text]] = {}
         for text in block:
