@@ -54,18 +54,12 @@ _OBSERVED = (
     checks_cohorts.check_participation,
     checks_clipping.check_clip_bound,
     checks_clipping.check_clip_probe,
-    checks_clipping.check_sum_path,
     checks_clipping.check_clip_path,
-    checks_clipping.check_count_query,
     checks_noise.check_noise_scale,
-    checks_release.check_release_length,
     checks_reports.check_report_noise,
-    checks_release.check_weights,
-    checks_release.check_uploads,
-    checks_release.check_batchnorm,
 )
 # Those of them that a ledger of DP-SGD, which has a line an epoch, can show by itself.
-_OF_EXAMPLES = (checks_clipping.check_clip_path, checks_release.check_batchnorm)
+_OF_EXAMPLES = (checks_clipping.check_clip_path,)
 
 
 def audit(lines: Iterable[tuple[Mapping[str, Any], str]], inputs: AuditInputs) -> list[Check]:

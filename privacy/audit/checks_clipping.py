@@ -41,7 +41,9 @@ _KNOWN_BOUNDS = ("fixed", "adaptive", "per_example")
 def check_clip_bound(evidence: Evidence, inputs: AuditInputs) -> Finding:
     """No clipped norm exceeds the bound, nor the sum what so many updates can come to."""
     keys = ("clip_norm", "largest_clipped_norm", "largest_norm", "num_clipped", "num_contributions")
-    clip, clipped, largest, number, updates, norm = evidence.need(*keys, "sum_norm")
+    clip, clipped, largest, number, updates, norm, weight = evidence.need(
+        *keys, "sum_norm", "total_weight"
+    )
     most = updates * clip * (1.0 + _SUM_ROUNDING) + 1e-30
     found = Finding()
     found.where("there is no bound", ~(clip > 0) | np.isinf(clip))
@@ -50,6 +52,8 @@ def check_clip_bound(evidence: Evidence, inputs: AuditInputs) -> Finding:
     longer = ~((norm >= 0.0) & (norm <= most))
     found.where("the sum is longer than its updates can make it", longer)
     found.where("more updates are clipped than summed", ~(number <= updates))
+    wrong = ~(np.abs(weight - updates) <= 1e-9 * np.maximum(1.0, updates))
+    found.where("the weights do not add up to the number of updates", wrong)
     if inputs.configured.description.clips_to_bound:
         other = ~(np.abs(clipped - np.minimum(largest, clip)) <= _NORM_ROUNDING * clip)
         found.where("the largest clipped norm is not the largest norm, clipped", other)
@@ -70,25 +74,29 @@ def check_clip_bound(evidence: Evidence, inputs: AuditInputs) -> Finding:
 @check(
     "clip_probe",
     "Clients, watched from outside the clipping code, move the sum by their clipped update: of all "
-    "of a round (in huge models, of one chosen at random) the one furthest from it did.",
+    "of a round (in huge models, of one chosen at random) the one furthest from it did. Nothing "
+    "else moves the sum.",
 )
 def check_clip_probe(evidence: Evidence, inputs: AuditInputs) -> Finding:
-    norm, moved, bit, clip, updates = evidence.need(
-        "probe.norm", "probe.moved", "probe.bit", "clip_norm", "num_contributions"
+    norm, moved, bit, clip, updates, between = evidence.need(
+        "probe.norm", "probe.moved", "probe.bit", "clip_norm", "num_contributions", "unseen"
     )
-    seen = ~np.isnan(bit)
+    seen, found = ~np.isnan(bit), Finding()
+    # Of huge models one client is watched, and nothing between the clients.
+    one = np.isnan(between)
+    if not one.all():
+        # One that is not recorded, where others are, was not finite.
+        strayed = ~(between <= _SUM_ROUNDING * updates * clip)
+        found.where("the sum moved while no client was taken in", strayed)
     missed = ~seen & (evidence["realised_cohort"] > 0)
-    if not (seen | missed).any():
+    if not (seen | missed).any() and not found.problems:
         raise SkippedError("no client has taken part yet")
     # The sum is rounded to float32 in each element before and after: relative to its length, in L1
     # as in L2.
     slack = _NORM_ROUNDING * clip + _SUM_ROUNDING * updates * clip
     finite, reached = seen & ~np.isnan(norm), np.nan_to_num(moved, nan=math.inf)
     wanted, watched, number = np.minimum(norm, clip), evidence["watched"], evidence.sent
-    # Of huge models one client is watched, and nothing between the clients.
-    one = np.isnan(evidence["unseen"])
     few = ~np.isnan(watched) & (watched != np.where(one, np.minimum(1.0, watched), number))
-    found = Finding()
     found.where("no client was watched", missed)
     found.where("not every client was watched", few)
     beyond = seen & ~(reached <= clip + slack)
@@ -127,21 +135,11 @@ def _bound_alone(inputs: AuditInputs) -> str:
     )
 
 
-@check("sum_path", "Nothing moves the sum but the clients that are taken in.")
-def check_sum_path(evidence: Evidence, inputs: AuditInputs) -> Finding:
-    moved, clip, updates = evidence.need("unseen", "clip_norm", "num_contributions")
-    if np.isnan(moved).all():
-        raise SkippedError("not every client was watched, as in huge models: see clip_probe")
-    found = Finding()
-    # One that is not recorded, where others are, was not finite.
-    wrong = ~(moved <= _SUM_ROUNDING * updates * clip)
-    found.where("the sum moved while no client was taken in", wrong)
-    share = float(np.nanmax(moved / clip, initial=0.0))
-    text = f"moved by {share:.3g} of the bound at most, in {evidence.rounds} rounds"
-    return found.seen(text, largest_share=share)
-
-
-@check("clip_path", "Each round's bound follows from the options and from released numbers alone.")
+@check(
+    "clip_path",
+    "Each round's bound follows from the options and from released numbers alone; a released "
+    "fraction is the noised sum of bits of a half over the configured cohort.",
+)
 def check_clip_path(evidence: Evidence, inputs: AuditInputs) -> Finding:
     """Each round's bound is the configured one, or follows from what the round before released.
 
@@ -179,6 +177,8 @@ def check_clip_path(evidence: Evidence, inputs: AuditInputs) -> Finding:
         )
     elif moves and state is not None:
         found.add(True, "the checkpoint has forgotten the coming bound")
+    if inputs.statement.get("count_noise_stddev") is not None and evidence.has("noise"):
+        _check_fraction(evidence, inputs, found)
     return found.seen(
         f"from {first:.6g} to {clip[-1]:.6g} in {evidence.rounds} rounds; {held}",
         first=float(clip[0]),
@@ -193,21 +193,14 @@ def _moved(clip: Array, fraction: Array, options: Mapping[str, Any]) -> Array:
     return np.asarray(np.exp(np.clip(moved, math.log(_SMALLEST), math.log(_LARGEST))))
 
 
-@check(
-    "count_query",
-    "The released fraction is the noised sum of bits of a half over the configured cohort.",
-)
-def check_count_query(evidence: Evidence, inputs: AuditInputs) -> Finding:
-    if inputs.statement.get("count_noise_stddev") is None:
-        raise SkippedError("no fraction is released")
+def _check_fraction(evidence: Evidence, inputs: AuditInputs, found: Finding) -> None:
+    """The released fraction is the noised sum of bits of a half over the configured cohort."""
     keys = ("noisy_fraction_unclipped", "num_contributions", "num_clipped", "count_noise_stddev")
-    fraction, updates, clipped, stddev, draw = evidence.need(*keys, "noise.count_draw")
-    cohort, found = inputs.configured.cohort_size, Finding()
+    fraction, updates, clipped, stddev = evidence.need(*keys)
+    draw = np.where(stddev > 0, evidence["noise.count_draw"], 0.0)
     found.where("no fraction is released", np.isnan(fraction))
-    draw = np.where(stddev > 0, draw, 0.0)
     found.where("the noise of the count was not seen", np.isnan(draw))
+    cohort = inputs.configured.cohort_size
     expected = (updates / 2.0 - clipped + stddev * draw) / cohort + 0.5
     wrong = np.abs(fraction - expected) > 1e-9 * (1.0 + updates / cohort + np.abs(fraction))
     found.where("the released fraction is not that of the counted updates", wrong)
-    span = f"{np.nanmin(fraction):.4g} to {np.nanmax(fraction):.4g}"
-    return found.seen(f"{evidence.rounds} fractions, from {span}")

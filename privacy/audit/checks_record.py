@@ -21,6 +21,8 @@ from privacy.audit.evidence import Evidence
 from privacy.audit.inputs import SIDES, AuditInputs, as_number, json_equal
 from privacy.audit.own_schemes import ADJACENCY, own_users
 
+_OF_ANY = {"weighting": "uniform", "uploads": ["update"], "batchnorm_layers": []}
+
 
 @check("folder", "The run's folder holds everything that the run has written.")
 def check_folder(evidence: Evidence, inputs: AuditInputs) -> Finding:
@@ -205,17 +207,20 @@ def _comparisons(
     if data.checksum is not None:
         sources.append(("the data", {"data": data.checksum}))
     if data.num_parameters is not None:
-        sources.append(("the model", {"num_parameters": data.num_parameters}))
+        built = {key: getattr(data, key) for key in ("num_parameters", "batchnorm_layers")}
+        sources.append(("the model", built))
+    # Weights, other uploads and statistics of layers would reach the server beside the noised sum.
+    sources.append(("any private run", _OF_ANY))
     for where, values in sources:
         for key in values:
             if key in constants:
                 yield key, constants[key], where, values[key]
-    built = inputs.built_description
-    if built is not None and "mechanism_description" in constants:
+    own_words = inputs.built_description
+    if own_words is not None and "mechanism_description" in constants:
         described = constants["mechanism_description"]
         read = inputs.configured.description
-        agrees = read is not built and read.agrees(built)
-        expected = described if agrees else built.to_json_dict()
+        agrees = read is not own_words and read.agrees(own_words)
+        expected = described if agrees else own_words.to_json_dict()
         yield "mechanism_description", described, "the mechanism's module", expected
     sides = {label: constants.get(label) or {} for label in SIDES}
     for label, recorded in sides.items():

@@ -271,7 +271,7 @@ CLIPPING: tuple[Blind, ...] = (
         "infinite",
         0.05,
         plant=last_of_shard_unclipped,
-        expects=("sum_path",),
+        expects=("clip_probe",),
     ),
     blind(
         "sent_again",
@@ -281,7 +281,7 @@ CLIPPING: tuple[Blind, ...] = (
         "17",
         0.1,
         plant=sent_again,
-        expects=("sum_path",),
+        expects=("clip_probe",),
     ),
     blind(
         "sum_never_zeroed",
@@ -293,7 +293,7 @@ CLIPPING: tuple[Blind, ...] = (
         plant=never_zeroed,
         expects=(
             "clip_bound",
-            "sum_path",
+            "clip_probe",
         ),
     ),
     blind(
@@ -303,7 +303,7 @@ CLIPPING: tuple[Blind, ...] = (
         "a user moves the sum by twice the bound",
         "17",
         plant=summed_twice,
-        expects=("sum_path",),
+        expects=("clip_probe",),
     ),
     blind(
         "noise_of_the_next_bound",

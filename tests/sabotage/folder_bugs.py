@@ -155,7 +155,7 @@ FOLDER_BUGS = (
         "noise_doubled_anew_with_metrics",
         "the same, the metrics too",
         "and `metrics.jsonl` claims it",
-        expects=("release_length",),
+        expects=("releases",),
         after=twice_in_metrics(written_anew(twice_the_noise, 2.0)),
     ),
     Bug(

@@ -40,31 +40,30 @@ from tests.sabotage.table import DOCUMENT, listed
 
 # What no run here has: canaries; and a budget, in most of them.
 ALWAYS_SKIPPED = {"canaries", "budget"}
-NO_COUNT = {"count_query"}
 NO_REPORTS = {"report_noise"}
 CORRELATED = {"noise_multiplier"}
 NO_ELEMENTWISE_LAW = {"noise_replay"} | CORRELATED
 # Of users who are selected the devices' clock is not replayed.
 NO_LAW = {"cohort_replay"}
 HONEST: dict[str, tuple[dict[str, Any], set[str]]] = {
-    "gaussian": ({}, NO_COUNT),
-    "gaussian, seed 4": ({"seed": 4}, NO_COUNT),
-    "gaussian, seed 5": ({"seed": 5}, NO_COUNT),
-    "gaussian, sequential engine": (SEQUENTIAL, NO_COUNT),
+    "gaussian": ({}, set()),
+    "gaussian, seed 4": ({"seed": 4}, set()),
+    "gaussian, seed 5": ({"seed": 5}, set()),
+    "gaussian, sequential engine": (SEQUENTIAL, set()),
     "adaptive_gaussian": (ADAPTIVE, set()),
     "adaptive_gaussian, sequential engine": ({**ADAPTIVE, **SEQUENTIAL}, set()),
     "adaptive_gaussian, seed 4": ({**ADAPTIVE, "seed": 4}, set()),
-    "fixed_size": (FIXED_SIZE, NO_COUNT),
-    "cyclic_poisson": (CYCLIC, NO_COUNT),
-    "cyclic_poisson, seed 4": ({**CYCLIC, "seed": 4}, NO_COUNT),
-    "banded_matrix_factorization": (BANDED, NO_COUNT | CORRELATED),
-    "tree_aggregation": (TREE, NO_COUNT | CORRELATED),
-    "laplace": (LAPLACE, NO_COUNT | {"release_length"}),
-    "local_gaussian": (LOCAL, NO_COUNT | {"noise_multiplier"}),
-    "privunit": (PRIVUNIT, NO_COUNT | NO_ELEMENTWISE_LAW),
-    "selected": (SELECTED, NO_COUNT | NO_LAW),
+    "fixed_size": (FIXED_SIZE, set()),
+    "cyclic_poisson": (CYCLIC, set()),
+    "cyclic_poisson, seed 4": ({**CYCLIC, "seed": 4}, set()),
+    "banded_matrix_factorization": (BANDED, CORRELATED),
+    "tree_aggregation": (TREE, CORRELATED),
+    "laplace": (LAPLACE, set()),
+    "local_gaussian": (LOCAL, {"noise_multiplier"}),
+    "privunit": (PRIVUNIT, NO_ELEMENTWISE_LAW),
+    "selected": (SELECTED, NO_LAW),
     "selected, adaptive_gaussian": ({**SELECTED, **ADAPTIVE}, NO_LAW),
-    "selected, banded": (SELECTED_BANDED, NO_COUNT | NO_LAW | CORRELATED),
+    "selected, banded": (SELECTED_BANDED, NO_LAW | CORRELATED),
 }
 
 

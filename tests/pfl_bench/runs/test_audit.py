@@ -222,7 +222,7 @@ def test_a_folder_of_an_earlier_version_is_incomplete_and_says_why(copied: Path)
         "noise_replay",
         "central_step",
         "central_chain",
-        "release_length",
+        "releases",
     }
     assert "another version" in lacking["central_step"]
     assert "seed of cohorts and noise" in lacking["noise_replay"]
@@ -354,7 +354,7 @@ def test_data_that_are_gone_are_skipped_and_said(
     assert checks["population"].outcome == "skipped"
     assert "digits.h5: no such file" in checks["population"].evidence
     assert "--data" in checks["population"].evidence
-    assert checks["batchnorm"].outcome == "passed"
+    assert checks["configuration"].outcome == "passed"
 
 
 @pytest.mark.parametrize(
@@ -397,7 +397,7 @@ def test_example_level_runs_are_checked_as_far_as_their_ledger_goes(tmp_path: Pa
     done = audit_run(tmp_path / "run", 2)
     checks = {check.name: check for check in done.checks}
     assert done.num_failed == 0
-    for name in ("chain", "rounds", "epsilon_actual", "clip_path", "batchnorm", "population"):
+    for name in ("chain", "rounds", "epsilon_actual", "clip_path", "configuration", "population"):
         assert checks[name].outcome == "passed", name
     assert checks["chain"].numbers["named_by"] == ["the summary", "the newest checkpoint"]
     assert checks["noise_scale"].outcome == "skipped"
