@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from weakref import WeakValueDictionary
 
 from pfl_bench.cli.python_calls import add_folders, folders_of, in_python, override_texts, silence
+from pfl_bench.cli.run_many import with_seeds
 from pfl_bench.cli.run_result import RunResult, TableResult, load_run
 from pfl_bench.config.bundled_rows import locate, locate_row
 from pfl_bench.config.loading import ResolvedConfig, load_config
 from pfl_bench.config.row_files import rows_below
-from pfl_bench.config.row_overrides import fit_overrides
 from pfl_bench.federated.accounting import calibrate, epsilon
 from pfl_bench.files import given_path
 from pfl_bench.types import RunFolderError, UserInputError
@@ -263,16 +263,19 @@ def run_table(
     home = Path("runs") / path.name if out is None else given_path(out, "out")
     if not isinstance(seeds, int) or seeds < 1:
         raise UserInputError(f"seeds: {seeds!r:.60} is no whole number >= 1, of runs a row")
-    results = TableResult()
     rows = rows_below(path)
-    fitting, _ = fit_overrides(rows.values(), override_texts(overrides))
-    for name, row in rows.items():
-        first = load_config(row, fitting[row]).config.seed
-        for seed in range(first, first + seeds):
-            resolved = load_config(row, [*fitting[row], f"seed={seed}"])
-            place = home / name / f"seed-{seed}"
-            results.append(run_row(resolved, place, resume=resume, show_progress=show_progress))
-    return results
+    with silence(show_progress):
+        configurations = with_seeds(rows.values(), override_texts(overrides), seeds)
+    return TableResult(
+        run_row(
+            resolved,
+            home / name / f"seed-{resolved.config.seed}",
+            resume=resume,
+            show_progress=show_progress,
+        )
+        for name, row in rows.items()
+        for resolved in configurations[row]
+    )
 
 
 @in_python()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+from pathlib import Path
 from typing import Any, TypeAlias
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -75,3 +77,29 @@ def check_belongs(owner: str, **given: bool) -> None:
         if is_given:
             option = name.replace("_", "-")
             raise ConfigError(f"--{option} belongs to {owner}; give that too, or leave it out")
+
+
+def check_new(out: Path, force: bool) -> None:
+    """Check that a file is not replaced unasked, nor a device or pipe at all."""
+    from pfl_bench.types import UserInputError
+
+    if out.exists() and not out.is_file() and not out.is_dir():
+        raise UserInputError(f"--out {out}: is a device or pipe; give the name of a file")
+    if os.path.lexists(out) and not force and not out.is_dir():
+        raise UserInputError(
+            f"--out {out}: exists, and is not overwritten; give another name, or add --force to "
+            "replace it"
+        )
+
+
+def check_empty(folder: Path, force: bool) -> None:
+    """Check that a path is new or a folder, which has files only if these may be added to."""
+    from pfl_bench.types import UserInputError
+
+    if folder.exists() and not folder.is_dir():
+        raise UserInputError(f"--figures {folder}: is a file; give a folder, which is made")
+    if folder.exists() and any(folder.iterdir()) and not force:
+        raise UserInputError(
+            f"--figures {folder}: has files already; give another folder, or add --force to write "
+            "beside them and replace files of the same name"
+        )

@@ -35,7 +35,7 @@ def main(arguments: argparse.Namespace) -> int:
             f"--confidence {confidence:g}: is not in [0.5, 1); give {_CONFIDENCE}, at which a "
             "claim that is true is refuted in 1 % of attacks at most"
         )
-    from pfl_bench.report.attack_figure import roc_picture
+    from pfl_bench.report.pictures import roc_picture
     from pfl_bench.runs.membership import attack, check_kind
     from pfl_bench.runs.shadows import shadow_plans
 
@@ -80,7 +80,7 @@ def _invert(source: Path, out: Path, arguments: argparse.Namespace) -> int:
         )
     from pfl_bench.federated.parts import FederatedParts, build_run
     from pfl_bench.files import write_json
-    from pfl_bench.report.inversion_picture import save_picture
+    from pfl_bench.report.pictures import save_picture
     from pfl_bench.runs.gradient_inversion import invert_update, to_json_dict
 
     inverted = invert_update(FederatedParts.of(build_run(resolved)), arguments.user)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
@@ -11,8 +10,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from pfl_bench.cli.arguments import check_belongs
-from pfl_bench.cli.speech import answer, say, write
-from pfl_bench.files import to_json_value
+from pfl_bench.cli.speech import answer_json, say, write
 from pfl_bench.runs.audit import RunAudit, audit_run
 from pfl_bench.types import ConfigError
 from privacy.audit.check import OUTCOMES, Check
@@ -36,7 +34,7 @@ def main(arguments: argparse.Namespace) -> int:
         Path(arguments.run), arguments.tuned_runs, arguments.data, arguments.recompute, seconds
     )
     if arguments.json:
-        answer(json.dumps(to_json_value(done.to_json_dict()), allow_nan=False))
+        answer_json(done.to_json_dict())
     else:
         write("\n".join(_lines(Path(arguments.run), done)))
     return 0 if done.verdict == "passed" else 1
@@ -53,7 +51,7 @@ def _watch(arguments: argparse.Namespace) -> int:
     wealth = None if seen.bets is None else seen.bets.largest
     found = {"rounds": seen.rounds, "violation": seen.violation or None, "wealth": wealth}
     if arguments.json:
-        answer(json.dumps(to_json_value(found), allow_nan=False))
+        answer_json(found)
     elif seen.violation:
         write(f"STOPPED after round {seen.rounds}: {seen.violation}")
     else:

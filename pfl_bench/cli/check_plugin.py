@@ -9,7 +9,6 @@ import argparse
 import contextlib
 import importlib.util
 import io
-import json
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -22,7 +21,7 @@ from pydantic import BaseModel
 
 from pfl_bench import plugins
 from pfl_bench.cli.plugin_checks import SkippedError, module_checks
-from pfl_bench.cli.speech import answer, write
+from pfl_bench.cli.speech import answer_json, write
 from pfl_bench.config.loading import load_config
 from pfl_bench.config.row_files import rows_below
 from pfl_bench.config.schema import TRAINERS
@@ -42,15 +41,11 @@ Outcome = Literal["passed", "failed", "skipped"]
 _ROUNDS, _KILLED, _EVERY = 6, 4, 2
 _SMALL_BATCH = 7
 _TOLERANCE = 1e-4
-_SECTIONS = {
-    plugins.ALGORITHM: ("federated", "algorithm"),
-    plugins.AGGREGATION: ("federated", "aggregation"),
-    plugins.COMPRESSION: ("federated", "compression"),
-    plugins.SELECTION: ("federated", "selection"),
-    plugins.DEVICES: ("systems", "source"),
-    plugins.MECHANISM: ("privacy", "mechanism"),
-}
-_IN_ROWS = (*_SECTIONS, plugins.ATTACK, plugins.TASK, plugins.METRIC, plugins.TRACKER)
+_IN_ROWS = (
+    *(plugins.ALGORITHM, plugins.AGGREGATION, plugins.COMPRESSION, plugins.SELECTION),
+    *(plugins.DEVICES, plugins.MECHANISM, plugins.ATTACK, plugins.TASK, plugins.METRIC),
+    plugins.TRACKER,
+)
 
 
 @dataclass(frozen=True)
@@ -74,7 +69,7 @@ def main(arguments: argparse.Namespace) -> int:
     failed = "failed" in outcomes
     if arguments.json:
         checks = [asdict(checked) for checked in found]
-        answer(json.dumps({"verdict": "failed" if failed else "passed", "checks": checks}))
+        answer_json({"verdict": "failed" if failed else "passed", "checks": checks})
     else:
         write(", ".join(f"{outcomes.count(one)} {one}" for one in get_args(Outcome)))
     return 1 if failed else 0
@@ -212,17 +207,9 @@ class _Row:
     def _read(self) -> str:
         resolved = load_config(self._path)
         tree = resolved.tree
-        named = {
-            (kind, part.get("name"))
-            for kind, (section, key) in _SECTIONS.items()
-            if (part := (tree.get(section) or {}).get(key))
-        }
         task = build_task(resolved, torch.device("cpu"))
-        named.add((plugins.TASK, tree["task"]["name"]))
-        if resolved.config.attack is not None:
-            named.add((plugins.ATTACK, resolved.config.attack.kind))
-        named |= {(plugins.TRACKER, tracker) for tracker in resolved.tracker_options}
-        named |= {(plugins.METRIC, family) for family in families_of(task, resolved.config)}
+        families = {(plugins.METRIC, name) for name in families_of(task, resolved.config)}
+        named = resolved.used_plugins | families
         self.uses = {one for one in self._found if one in named}
         if not self.uses:
             raise SkippedError("uses none of these plug-ins")

@@ -18,8 +18,8 @@ from typing import Any
 from rich.progress import Progress, TaskID
 
 from pfl_bench import plugins
-from pfl_bench.cli.speech import answer, print_table, say, write
-from pfl_bench.cli.targets import check_new
+from pfl_bench.cli.arguments import check_new
+from pfl_bench.cli.speech import answer, answer_json, print_table, say, write
 from pfl_bench.config.loading import validate_options
 from pfl_bench.types import ConfigError, DataError, HubDataset, RemoteFile
 
@@ -160,7 +160,10 @@ def _stats(arguments: argparse.Namespace) -> int:
             text = f"{text}\n\n{module.format_statistics(own)}"
     if folder is not None:
         statistics["plots"] = _plot(statistics, module, folder)
-    answer(json.dumps(statistics) if arguments.json else text)
+    if arguments.json:
+        answer_json(statistics)
+    else:
+        answer(text)
     for path in statistics.get("plots", ()):
         say(f"plot: {path}")
     return 0
@@ -175,7 +178,7 @@ def _list(arguments: argparse.Namespace) -> int:
         for found in plugins.load(plugins.CATALOGUE, family).DATA_SETS
     ]
     if arguments.json:
-        answer(json.dumps({"data_sets": listed}))
+        answer_json({"data_sets": listed})
         return 0
     heads = ("name", "domain", "clients", "samples", "tasks", "archive", "licence", "source")
     counted = ("clients", "samples")
@@ -201,10 +204,11 @@ def _statistics_module(task: str, overrides: Sequence[str]) -> ModuleType | None
 
 
 def _plot(statistics: dict[str, Any], module: ModuleType | None, folder: Path) -> list[str]:
+    from pfl_bench.report.canvas import picture_style
     from pfl_bench.report.statistics import figures
 
     facts, task, notice = statistics["facts"], statistics["task"], None
-    with figures.picture_style():
+    with picture_style():
         drawn = figures.store_figures(statistics)
         if module is not None:
             drawn |= module.figures(statistics["task_statistics"])
@@ -239,7 +243,7 @@ def _traces(arguments: argparse.Namespace) -> int:
         facts["left_out"] = {str(path): number for path, number in left_out.counts.items()}
         facts["first_left_out"] = left_out.first
     if arguments.json:
-        answer(json.dumps(facts))
+        answer_json(facts)
     else:
         _print_facts(facts)
     if out is not None:

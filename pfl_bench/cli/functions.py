@@ -12,17 +12,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from pfl_bench.cli.arguments import check_empty, check_new
 from pfl_bench.cli.check_plugin import Checked, check_folder
 from pfl_bench.cli.list import rows_listed
 from pfl_bench.cli.main import EXIT_DONE
 from pfl_bench.cli.parsers import build_parser
 from pfl_bench.cli.python_calls import in_python, override_texts, silence
 from pfl_bench.cli.show import look
-from pfl_bench.cli.targets import check_new
 from pfl_bench.config.bundled_rows import locate
 from pfl_bench.config.sweeps import load_sweep
 from pfl_bench.files import given_path, read_json
-from pfl_bench.types import RunFolderError, UserInputError
+from pfl_bench.types import RunFolderError
 
 
 @in_python()
@@ -88,10 +88,10 @@ def write_report(
     from pfl_bench.report.run_folder import named_runs
 
     page = given_path(out, "out")
-    _check_new(page, force)
+    check_new(page, force)
     pictures = None if figures is None else given_path(figures, "figures")
     if pictures is not None:
-        _check_new(pictures, force)
+        check_empty(pictures, force)
     return pages.write_report(named_runs(_folders(runs)), page, pictures)
 
 
@@ -116,20 +116,19 @@ def leaderboard(
     Raises:
         UserInputError: No run lies there, a file of one is damaged, or ``out`` exists.
     """
+    from pfl_bench.cli.leaderboard import check_page
     from pfl_bench.report.leaderboard import standings, write_leaderboard
     from pfl_bench.report.run_folder import each_once, read_run, runs_below
 
     page = None if out is None else given_path(out, "out")
     if page is not None:
-        if page.suffix != ".html" or page.is_dir():
-            raise UserInputError(f"out: {page}: give the name of a page, such as leaderboard.html")
-        for path in (page, page.with_suffix(".json")):
-            _check_new(path, force)
+        check_page(page, force)
     found = each_once(path for name in _folders(folders) for path in runs_below(name))
     runs = [read_run(path) for path in found]
+    tables = standings(runs)
     if page is not None:
-        write_leaderboard(runs, page, page.with_suffix(".json"))
-    return [asdict(table) for table in standings(runs)]
+        write_leaderboard(runs, tables, page)
+    return [asdict(table) for table in tables]
 
 
 @in_python()
@@ -206,14 +205,6 @@ def check_plugin(folder: str | Path) -> list[Checked]:
     """
     with silence(False):
         return list(check_folder(given_path(folder, "folder")))
-
-
-def _check_new(path: Path, force: bool) -> None:
-    """Refuse what exists, unless it may be replaced; a device or pipe in any case."""
-    if path.exists() and not force:
-        raise UserInputError(f"{path} exists; give another path, or force=True to replace it")
-    if not path.is_dir():
-        check_new(path, True)
 
 
 def _folders(given: str | Path | Sequence[str | Path]) -> list[Path]:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from pfl_bench.cli.arguments import check_new
 from pfl_bench.cli.main import attempt
-from pfl_bench.cli.speech import answer, print_table, say, write
-from pfl_bench.cli.targets import check_new
+from pfl_bench.cli.speech import answer_json, print_table, say, write
 from pfl_bench.files import read_json
-from pfl_bench.report.leaderboard import write_leaderboard
+from pfl_bench.report.leaderboard import standings, write_leaderboard
 from pfl_bench.report.run_folder import RunRecord, each_once, read_runs, runs_below
 from pfl_bench.types import UserInputError
 
@@ -20,23 +19,28 @@ from pfl_bench.types import UserInputError
 def main(arguments: argparse.Namespace) -> int:
     """Write the page and its JSON, and print the tables."""
     out = Path(arguments.out)
-    if out.suffix != ".html" or out.is_dir():
-        raise UserInputError(f"--out {out}: give the name of a page, such as leaderboard.html")
+    check_page(out, arguments.force)
     data_out = out.with_suffix(".json")
-    for path in (out, data_out):
-        check_new(path, arguments.force)
     found = each_once(path for name in arguments.folders for path in runs_below(Path(name)))
     runs = read_runs(found, say)
     if arguments.audit:
         runs = [run if _is_audited(run) else replace(run, is_audit_believed=False) for run in runs]
-    shown = write_leaderboard(runs, out, data_out)
+    shown = write_leaderboard(runs, standings(runs), out)
     if arguments.json:
-        answer(json.dumps(read_json(data_out), allow_nan=False))
+        answer_json(read_json(data_out))
     for board in () if arguments.json else shown:
         write(f"\n{board.title} ({board.about})\n")
         print_table(board.table)
     say(f"\nleaderboard: {out.resolve()}\ndata: {data_out.resolve()}")
     return 0 if len(runs) == len(found) else 1
+
+
+def check_page(out: Path, force: bool) -> None:
+    """Check that a page, and its JSON beside it, can be written."""
+    if out.suffix != ".html" or out.is_dir():
+        raise UserInputError(f"--out {out}: give the name of a page, such as leaderboard.html")
+    for path in (out, out.with_suffix(".json")):
+        check_new(path, force)
 
 
 def _is_audited(run: RunRecord) -> bool:
@@ -46,7 +50,7 @@ def _is_audited(run: RunRecord) -> bool:
     """
     from pfl_bench.runs.audit import audit_run
 
-    if run.summary is None or not run.is_private:
+    if not run.is_finished or not run.is_private:
         return True
     say(f"auditing {run.path}")
     # One run without its data must not keep the others from the page.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import json
 import shlex
 import shutil
 import sys
@@ -14,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from pfl_bench import plugins
-from pfl_bench.cli.plugin_errors import error_place
-from pfl_bench.cli.speech import answer, say, write
+from pfl_bench.cli.main import attempt
+from pfl_bench.cli.speech import answer_json, say, write
 from pfl_bench.config.bundled_rows import bundled_configs, locate, locate_row
 from pfl_bench.config.row_files import kind_of, rows_below
 from pfl_bench.config.yaml_text import read_yaml
 from pfl_bench.files import read_text, write_atomically
-from pfl_bench.types import ConfigError, PluginError, RunFolderError
+from pfl_bench.types import ConfigError, PluginError
 
 # What is listed, by the words of the command line.
 LISTED = {
@@ -55,7 +54,7 @@ def main(arguments: argparse.Namespace) -> int:
     for text in refused:
         say(f"left out: {text}")
     if arguments.json:
-        answer(json.dumps({arguments.what or "kinds": entries}))
+        answer_json({arguments.what or "kinds": entries})
         return 1 if refused else 0
     width = max((len(entry["name"]) for entry in entries), default=0)
     columns = shutil.get_terminal_size((80, 24)).columns
@@ -79,28 +78,24 @@ def _overview() -> Iterator[tuple[str, str]]:
 def _plugins(kind: plugins.PluginKind) -> tuple[list[dict[str, Any]], list[str]]:
     entries, refused = [], []
     for name in plugins.available(kind):
-        try:
-            entries.append({"name": name, "text": _summary(kind, name)})
-        except (PluginError, RunFolderError) as error:
-            refused.append(str(error))
-        except (Exception, SystemExit) as error:
-            place = error_place(error)
-            if place is None:
-                raise
-            refused.append(place)
+        found = attempt(_entry, kind, name)
+        if isinstance(found, str):
+            refused.append(found)
+        else:
+            entries.append(found)
     return entries, refused
 
 
-def _summary(kind: plugins.PluginKind, name: str) -> str:
-    """First line of a plug-in's docstring, read without importing it."""
+def _entry(kind: plugins.PluginKind, name: str) -> dict[str, Any]:
+    """A plug-in's name, and the first line of its docstring, read without importing it."""
     spec = plugins.spec_of(kind, name)
     if spec.origin is None:
-        return ""
+        return {"name": name, "text": ""}
     text = read_text(Path(spec.origin))
     if "\0" in text:
         raise PluginError(f"{spec.origin} holds NUL characters, so it is no Python file")
     tree = ast.parse(text, spec.origin)
-    return (ast.get_docstring(tree) or "").partition("\n")[0]
+    return {"name": name, "text": (ast.get_docstring(tree) or "").partition("\n")[0]}
 
 
 def rows_listed(below: str | None) -> Iterator[dict[str, Any]]:

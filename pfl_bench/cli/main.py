@@ -9,7 +9,8 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from types import CodeType
 from typing import Any, TypeVar
 
 from pfl_bench.cli.completion import complete
@@ -20,17 +21,8 @@ _T = TypeVar("_T")
 EXIT_DONE, EXIT_FAILED, EXIT_INPUT, EXIT_INTERRUPTED = 0, 1, 2, 130
 # Errors of the user's machine, not of our code.
 _MACHINE_ERRORS = {
-    errno.ENOSPC: "no space is left on the device",
-    errno.EDQUOT: "the disk quota is exceeded",
-    errno.EFBIG: "the file size limit is exceeded",
-    errno.EROFS: "the file system is read-only",
-    errno.EACCES: "permission is denied",
-    errno.EPERM: "the operation is not permitted",
-    errno.EIO: "the disk reports an error (input/output error)",
-    errno.ESTALE: "the network file system has lost this file (stale file handle)",
-    errno.ENOTDIR: "part of this path is a file, not a folder",
-    errno.EISDIR: "this is a folder, where a file is written or read",
-    errno.EEXIST: "this is in the way",
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM),
+    *(errno.EIO, errno.ESTALE, errno.ENOTDIR, errno.EISDIR, errno.EEXIST),
 }
 # Errors that neither space nor another folder mends.
 _OTHER_ERRORS = {
@@ -133,7 +125,7 @@ def attempt(action: Callable[..., _T], *given: Any) -> _T | str:
     """The result of an action, or the message that ``explain`` has for its error."""
     try:
         return action(*given)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         message = explain(error)
         if message is None:
             raise
@@ -169,12 +161,51 @@ def explain(error: BaseException) -> str | None:
     if isinstance(error, OSError) and error.errno in _MACHINE_ERRORS:
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         mend = "free space or give another --out" if is_full else _ANOTHER
-        return f"{where}{_MACHINE_ERRORS[error.errno]}; {mend}, {_GO_ON}"
-    from pfl_bench.cli.plugin_errors import error_place
-
-    place = error_place(error)
+        return f"{where}{error.strerror or error}; {mend}, {_GO_ON}"
+    place = _plugin_place(error)
     if place is not None:
         return f"a plug-in failed: {place}; mend that file"
     if isinstance(error, OSError):
         return f"{where}{error.strerror or error}; {_ANOTHER}, {_GO_ON}"
     return None
+
+
+def _plugin_place(error: BaseException) -> str | None:
+    """One line: the user's file and line that an error comes from, and what it says.
+
+    None where no plug-in of the user's took part.
+    """
+    import traceback
+
+    from pfl_bench.plugins import user_files
+    from pfl_bench.types import PluginError
+
+    try:
+        own = {os.path.realpath(file) for files in user_files().values() for _, file in files}
+    except PluginError:  # of another plug-in
+        return None
+    places = [
+        (frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)
+    ]
+    if isinstance(error, SyntaxError) and error.filename:
+        places.append((error.filename, error.lineno or 1))
+    elif isinstance(error, TypeError):
+        # A call that does not fit has no line in the file of what was called, but its name.
+        called = str(error).partition("()")[0]
+        places += [(code.co_filename, code.co_firstlineno) for code in _codes_named(called, own)]
+    file, line = next((p for p in reversed(places) if os.path.realpath(p[0]) in own), ("", 0))
+    if not file:
+        return None
+    said = error.msg if isinstance(error, SyntaxError) else str(error)
+    return f"{file}, line {line}: {type(error).__name__}: {said}".partition("\n")[0]
+
+
+def _codes_named(name: str, files: Collection[str]) -> Iterator[CodeType]:
+    """Functions and methods of a qualified name in loaded modules of some files."""
+    for module in list(sys.modules.values()):
+        if os.path.realpath(getattr(module, "__file__", None) or "") in files:
+            found: Any = module
+            for part in name.split("."):
+                found = getattr(found, part, None)
+            if isinstance(code := getattr(found, "__code__", None), CodeType):
+                yield code

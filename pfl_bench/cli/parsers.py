@@ -17,7 +17,8 @@ from pfl_bench.cli.arguments import (
 )
 from pfl_bench.cli.data_parser import add_data
 from pfl_bench.cli.examples import add_examples
-from pfl_bench.cli.privacy_parser import add_privacy
+
+_ACCOUNTANTS = ("rdp", "pld", "prv")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -33,7 +34,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_rows(commands)
     _add_own(commands)
     add_data(commands)
-    add_privacy(commands)
+    _add_privacy(commands)
     _add_checks(commands)
     _add_pages(commands)
     for name, command in commands.choices.items():
@@ -44,7 +45,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _add_runs(commands: Commands) -> None:
     run = commands.add_parser("run", help="run one row")
-    add(run, "config CONFIG.yaml", "file, or a bundled demo/<row>.yaml")
+    add(run, "config CONFIG.yaml", "file, or a bundled demo/<row>.yaml", type=path_text)
     add_overrides(run)
     add_out(run, "run folder (default: runs/NAME/seed-N)")
     add(run, "--resume", "go on with an unfinished run")
@@ -54,7 +55,7 @@ def _add_runs(commands: Commands) -> None:
     add_output(run)
     add_plugins(run)
     table = commands.add_parser("table", help="run every row of a folder; done rows are skipped")
-    add(table, "folder FOLDER", "folder of rows or a view, or a bundled one")
+    add(table, "folder FOLDER", "folder of rows or a view, or a bundled one", type=path_text)
     add_overrides(table, "for every row that has the section")
     add(table, "--seeds K", "seeds a row (default 1)", type=int, default=1)
     add(table, "--only ROW", "run this row alone")
@@ -66,7 +67,7 @@ def _add_runs(commands: Commands) -> None:
     sweep = commands.add_parser(
         "sweep", help="one row with every combination of some settings, best on val first"
     )
-    add(sweep, "sweep SWEEP.yaml", "row, metric and grid of values")
+    add(sweep, "sweep SWEEP.yaml", "row, metric and grid of values", type=path_text)
     add_overrides(sweep, "applied to every run")
     add(sweep, "--only N", "run the Nth combination alone", type=int)
     _add_format(sweep)
@@ -103,11 +104,11 @@ def _add_rows(commands: Commands) -> None:
     add_json(listing)
     add_plugins(listing)
     copy = commands.add_parser("copy", help="write a bundled row to a file of your own")
-    add(copy, "row ROW", "such as demo/federated.yaml")
+    add(copy, "row ROW", "such as demo/federated.yaml", type=path_text)
     add(copy, "file FILE.yaml", type=path_text)
     add(copy, "--force", "replace FILE.yaml if it exists")
     show = commands.add_parser("show", help="a row before it is run: settings, privacy, cost")
-    add(show, "row ROW", "file, or a bundled demo/<row>.yaml")
+    add(show, "row ROW", "file, or a bundled demo/<row>.yaml", type=path_text)
     add_overrides(show)
     add(show, "--all", "every setting, defaults too")
     add(show, "--no-estimate", "measure nothing, and estimate no time")
@@ -132,9 +133,79 @@ def _add_own(commands: Commands) -> None:
     add(completion, "shell", choices=("bash", "zsh", "fish"))
 
 
+def _add_privacy(commands: Commands) -> None:
+    privacy = commands.add_parser("privacy", help="privacy calculations without a run")
+    actions = privacy.add_subparsers(dest="action", metavar="ACTION", required=True)
+    calibrate = actions.add_parser("calibrate", help="noise multiplier for an epsilon")
+    add(calibrate, "--epsilon E", type=float, required=True)
+    epsilon = actions.add_parser("epsilon", help="epsilon of a noise multiplier")
+    add(epsilon, "--noise-multiplier Z", type=float, required=True)
+    solve = actions.add_parser(
+        "solve", help="any one of epsilon, noise, rounds, cohort, population: leave it out"
+    )
+    add(solve, "--epsilon E", type=float)
+    add(solve, "--noise-multiplier Z", type=float)
+    table = actions.add_parser("table", help="epsilon of several rounds, by each accountant")
+    add(table, "--noise-multiplier Z", type=float, required=True, nargs="+")
+    add(table, "--rounds T", type=int, required=True, nargs="+")
+    add(table, "--accountant", "default: all three", choices=_ACCOUNTANTS, nargs="+")
+    add(table, "--format", choices=("md", "csv", "latex", "json"))
+    add_columns(table)
+    add(table, "--plot FILE.png|svg", "draw epsilon against rounds")
+    for action in (calibrate, epsilon, solve, table):
+        required = action is not solve
+        add(action, "--population N", type=int, required=required)
+        add(action, "--cohort C", type=int, required=required)
+        if action is not table:
+            add(action, "--rounds T", type=int, required=required)
+            add(action, "--accountant", choices=_ACCOUNTANTS, default="rdp")
+            add(action, "--explain", "the guarantee in plain words, too")
+            add(action, "--json")
+        _add_privacy_setting(action)
+    tuning = actions.add_parser("tuning", help="the price of choosing the best of several runs")
+    add(tuning, "--row ROW", "a private row; key=value changes its settings")
+    laws = ("poisson", "geometric", "truncated_negative_binomial")
+    add(tuning, "--trials", "law of the number of runs (default: several of them)", choices=laws)
+    add(tuning, "--mean N", "expected number of runs", type=float)
+    add(tuning, "--eta H", "shape of truncated_negative_binomial, above -1", type=float)
+    add(tuning, "--gamma G", "instead of --mean: probability of stopping", type=float)
+    add(tuning, "--epsilon E", "of the selection: solve for the noise", type=float)
+    add(tuning, "--noise-multiplier Z", "of each run", type=float)
+    for words in ("--population N", "--cohort C", "--rounds T"):
+        add(tuning, words, type=int)
+    add(tuning, "--json")
+    _add_privacy_setting(tuning)
+    explain = actions.add_parser("explain", help="a run's or a row's guarantee in plain words")
+    add(explain, "run RUN_DIR|ROW")
+    add(explain, "--json")
+    add_plugins(explain)
+
+
+def _add_privacy_setting(action: argparse.ArgumentParser) -> None:
+    from privacy.sampling_scheme import scheme_names
+
+    add(action, "--delta D", "default: N^-1.1", type=float)
+    add(
+        action,
+        "--sampling",
+        "how a round's users are drawn (default poisson; selected: by devices and a selector; "
+        "shuffled: batches of a shuffled order, of central training)",
+        choices=scheme_names(),
+        default="poisson",
+    )
+    shown = "rounds between two of one user (cyclic_poisson, selected)"
+    add(action, "--separation B", shown, type=int, default=1)
+    add(action, "--max-participations K", "rounds of one user at most (selected)", type=int)
+    shown = "cohort whose noise is simulated: the epsilons of both, labelled"
+    add(action, "--noise-cohort C_LG", shown, type=int)
+    add(action, "--users U", "users of the run itself (default: N)", type=int)
+    add(action, "--mechanism NAME", "default: gaussian")
+    add_overrides(action, "options of --mechanism")
+
+
 def _add_checks(commands: Commands) -> None:
     audit = commands.add_parser("audit", help="derive every privacy claim of a run anew")
-    add(audit, "run RUN_DIR")
+    add(audit, "run RUN_DIR", type=path_text)
     shown = "also bound epsilon of a search over K such runs (default 10)"
     add(audit, "--tuned-runs K", shown, type=int, default=10)
     add(audit, "--data FILE", "the data, where they have moved")
@@ -155,7 +226,7 @@ def _add_checks(commands: Commands) -> None:
     attack = commands.add_parser(
         "attack", help="attack the users of a row: who was in, or what an update shows"
     )
-    add(attack, "target RUN_DIR|ROW")
+    add(attack, "target RUN_DIR|ROW", type=path_text)
     add_overrides(attack)
     add(
         attack,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -127,7 +126,7 @@ def _print(
         guarantee = shared.guarantee_of(arguments, pair, rounds)
         answer, told = answer | {"explanation": sections(guarantee)}, explain(guarantee)
     if arguments.json:
-        speech.answer(json.dumps(answer))
+        speech.answer_json(answer)
         return
     for key, value in answer.items():
         if key in ("simulated", "actual"):
@@ -205,7 +204,8 @@ def _explain_run(arguments: argparse.Namespace) -> int:
             f"{path} is not a privacy statement: {error}; run the row again, or give another "
             "run's folder"
         ) from None
-    speech.answer(
-        json.dumps({"run": arguments.run, "explanation": told}) if arguments.json else text
-    )
+    if arguments.json:
+        speech.answer_json({"run": arguments.run, "explanation": told})
+    else:
+        speech.answer(text)
     return 0

@@ -6,7 +6,7 @@ import argparse
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pfl_bench.cli import privacy_settings as shared
 from pfl_bench.federated.accounting import DEFAULT_MECHANISM
@@ -29,18 +29,6 @@ _PANEL = (5.2, 3.6)
 # Two accountants that agree to a line's width: the one below is wide enough to be seen.
 _WIDTHS = {"rdp": 1.4, "pld": 2.8, "prv": 1.1}
 
-# matplotlib types the keys as one long Literal, of which older releases know nothing.
-_STYLE: dict[Any, Any] = {
-    "font.size": 9,
-    "axes.axisbelow": True,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "legend.frameon": False,
-    "lines.scale_dashes": False,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "privacy",
-}
-
 
 def check_target(target: Path) -> None:
     """Check that a picture can be written to a path."""
@@ -53,13 +41,6 @@ def check_target(target: Path) -> None:
     if target.is_dir() or not target.parent.is_dir():
         what = "is a folder" if target.is_dir() else f"there is no folder {target.parent}"
         raise ConfigError(f"{where}: {what}; give the name of a file in a folder that exists")
-    try:
-        import matplotlib  # noqa: F401
-    except ModuleNotFoundError:
-        raise ConfigError(
-            f"{where}: the picture needs matplotlib, which is not installed; pip install "
-            "matplotlib, or leave --plot out"
-        ) from None
 
 
 def draw(
@@ -72,10 +53,9 @@ def draw(
 
     ``accountants`` are those that can account the setting; ``check_target`` has accepted the path.
     """
-    import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    from pfl_bench.report.canvas import DASHES, write_figure
+    from pfl_bench.report.canvas import DASHES, picture_style, write_figure
 
     noises = list(dict.fromkeys(arguments.noise_multiplier))
     if len(noises) > len(DASHES):
@@ -89,7 +69,7 @@ def draw(
         for name in accountants
     }
     sides = shared.sides(arguments)
-    with mpl.rc_context(_STYLE):
+    with picture_style("privacy"):
         figure = Figure(figsize=(_PANEL[0] * len(sides), _PANEL[1]), layout="constrained")
         panels = figure.subplots(1, len(sides), squeeze=False)[0]
         for axes, side in zip(panels, sides, strict=True):
@@ -177,7 +157,6 @@ def _paint(
             if point[0] in arguments.rounds:
                 axes.plot(*point, "o", color=color, markersize=3, clip_on=False)
     axes.set(xlim=(0, max(arguments.rounds)), ylim=(0, None), xlabel="rounds")
-    axes.grid(color="#dddddd", linewidth=0.6)
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     two = shared.simulates(arguments)
     axes.set_ylabel(f"epsilon ({side})" if two else "epsilon")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pfl_bench.cli import privacy_settings as shared
-from pfl_bench.cli.speech import print_table, say, write
+from pfl_bench.cli.speech import answer_json, print_table, say
 from pfl_bench.types import ConfigError
 from privacy.accountant import ACCOUNTANTS
 from privacy.errors import PlanError
@@ -60,7 +59,7 @@ def main(arguments: argparse.Namespace, composition: MechanismComposition) -> in
     pair = next(pair for line in lines for pair in line.pairs.values())
     notes = _notes(arguments, pair, refusals)
     if arguments.format == "json":
-        write(json.dumps(_document(arguments, lines, pair, accountants, notes)))
+        answer_json(_document(arguments, lines, pair, accountants, notes))
     else:
         rows = tuple(_row(arguments, line, accountants) for line in lines)
         table = replace(table, rows=rows, notes=tuple(notes))

@@ -6,7 +6,6 @@ Guarantee: that of ``privacy.tuning``; unit and adjacency are those of one run.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pfl_bench.cli import privacy_settings as shared
-from pfl_bench.cli.speech import answer, print_table, write
+from pfl_bench.cli.speech import answer_json, print_table, write
 from pfl_bench.types import ConfigError
 from privacy.accountant import compose_epsilon
 from privacy.amplification import Composition, Participation
@@ -59,7 +58,7 @@ def main(arguments: argparse.Namespace) -> int:
         sides = {label: side.to_json_dict() for label, side in question.sides.items()}
         for side in sides.values():
             del side["noise_multiplier"]
-        answer(json.dumps({**head, **sides, "answers": answers, "covers": COVERS}))
+        answer_json({**head, **sides, "answers": answers, "covers": COVERS})
         return 0
     _print(question, answers)
     return 0
@@ -67,17 +66,17 @@ def main(arguments: argparse.Namespace) -> int:
 
 def _trials(arguments: argparse.Namespace) -> list[Trials]:
     """The distribution that is asked about, or several, all of one mean."""
-    if arguments.trials is None and arguments.mean is None:
-        raise ConfigError(
-            "pfl-bench privacy tuning: --mean is left out; give the expected number of runs, such "
-            "as --mean 20"
-        )
     if arguments.trials is not None:
         return [Trials.named(arguments.trials, arguments.mean, arguments.eta, arguments.gamma)]
     if arguments.eta is not None or arguments.gamma is not None:
         raise ConfigError(
             f"pfl-bench privacy tuning: --eta and --gamma belong to one distribution; give "
             f"--trials, one of {', '.join(DISTRIBUTIONS)}"
+        )
+    if arguments.mean is None:
+        raise ConfigError(
+            "pfl-bench privacy tuning: --mean is left out; give the expected number of runs, such "
+            "as --mean 20"
         )
     some = [Trials.named(name, arguments.mean) for name in DISTRIBUTIONS[:2]]
     return [*some, *(Trials.named(DISTRIBUTIONS[2], arguments.mean, eta) for eta in (-0.5, 0.0))]

@@ -21,7 +21,7 @@ _ARGUMENTS = (
     (re.compile(r"--plugins ([\w./-]*\w)"), r"plugins=['\1']"),
     (re.compile(r"--(plugins)\b"), r"\1=[...]"),
     (re.compile(r"--(resume|force)\b"), r"\1=True"),
-    (re.compile(r"--(out|recompute|seeds)\b"), r"\1="),
+    (re.compile(r"--(out|figures|recompute|seeds)\b"), r"\1="),
 )
 
 
@@ -56,9 +56,16 @@ def folders_of(plugins: Sequence[str | Path]) -> list[Path]:
     return [given_path(folder, "plugins") for folder in plugins]
 
 
+class _Nowhere(io.TextIOBase):
+    """A stream that forgets what is written."""
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+
 def silence(show_progress: bool) -> contextlib.AbstractContextManager[object]:
     """Keep what a run says to a person off standard error, unless it is asked for."""
-    return contextlib.nullcontext() if show_progress else contextlib.redirect_stderr(io.StringIO())
+    return contextlib.nullcontext() if show_progress else contextlib.redirect_stderr(_Nowhere())
 
 
 def override_texts(overrides: Mapping[str, Any]) -> list[str]:

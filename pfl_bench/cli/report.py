@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from pfl_bench.cli.arguments import check_empty, check_new
 from pfl_bench.cli.speech import say
-from pfl_bench.cli.targets import check_empty, check_new
 from pfl_bench.report.page import write_page
 from pfl_bench.report.run_folder import named_runs, read_runs
 
@@ -19,7 +19,7 @@ def main(arguments: argparse.Namespace) -> int:
     if not is_own:
         check_new(out, arguments.force)
     figures = None if arguments.figures is None else Path(arguments.figures)
-    if figures is not None and figures.exists():
+    if figures is not None:
         check_empty(figures, arguments.force)
     runs = read_runs(folders, say)
     page = write_page(runs, out, save_to=figures)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
 from pfl_bench.cli.main import EXIT_DONE, EXIT_FAILED
-from pfl_bench.cli.speech import answer, print_table, print_text, say, write
+from pfl_bench.cli.speech import answer_json, print_table, print_text, say, write
 from pfl_bench.config.bundled_rows import locate_row
 from pfl_bench.config.loading import ResolvedConfig, load_config
 from pfl_bench.federated.workers.launched import is_launched, is_restarted
@@ -41,7 +40,7 @@ def main(arguments: argparse.Namespace) -> int:
         return 0
     say(f"{config.name}: seed {config.seed}, in {out}; loading PyTorch, data and model")
 
-    from pfl_bench.files import read_json, to_json_value
+    from pfl_bench.files import read_json
     from pfl_bench.profiling import Profile
     from pfl_bench.report.page import write_report
     from pfl_bench.report.results import results_table
@@ -55,7 +54,7 @@ def main(arguments: argparse.Namespace) -> int:
     page = write_report([out], out / "report.html")
     rows = rows_from_summaries([summary])
     if arguments.json:
-        answer(json.dumps({"folder": str(out), **to_json_value(summary)}))
+        answer_json({"folder": str(out), **summary})
     else:
         _print_numbers(summary, out)
         print_table(results_table(rows))
@@ -79,7 +78,7 @@ def _print_numbers(summary: dict[str, Any], out: Path) -> None:
 
 def _dry_run(resolved: ResolvedConfig, out: Path, resume: bool) -> int:
     """Check all that comes before the first round, and say what would run; nothing is written."""
-    from pfl_bench.cli.preview_text import cost_lines, data_lines, epsilon_lines, notice_lines
+    from pfl_bench.cli.show import cost_lines, data_lines, epsilon_lines, notice_lines
     from pfl_bench.runs.preview import look_at_folder, preview
 
     if is_launched():

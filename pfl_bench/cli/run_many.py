@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pfl_bench import plugins
 from pfl_bench.cli.arguments import check_belongs
 from pfl_bench.cli.main import EXIT_DONE, EXIT_FAILED, EXIT_INPUT, attempt
-from pfl_bench.cli.speech import answer, print_table, say
+from pfl_bench.cli.speech import answer_json, print_table, say
 from pfl_bench.config.errors import blame
 from pfl_bench.config.loading import ResolvedConfig, load_config, resolve
 from pfl_bench.config.row_overrides import fit_overrides
@@ -50,20 +49,20 @@ def short_name(path: Path) -> Path:
 
 
 def with_seeds(
-    rows: Iterable[Path], arguments: argparse.Namespace
+    rows: Iterable[Path], overrides: Sequence[str], seeds: int
 ) -> dict[Path, list[ResolvedConfig]]:
-    """The configurations of rows, once for each of their seeds.
+    """The configurations of rows, once for each of so many seeds.
 
     Says which overrides are not applied to which rows (``fit_overrides``).
     """
-    fitting, left_out = fit_overrides(rows, arguments.overrides)
+    fitting, left_out = fit_overrides(rows, overrides)
     for text in left_out:
         say(text)
     found = {}
-    for row, overrides in fitting.items():
-        first = load_config(row, overrides)
-        more = range(first.config.seed + 1, first.config.seed + arguments.seeds)
-        found[row] = [first, *(load_config(row, [*overrides, f"seed={s}"]) for s in more)]
+    for row, own in fitting.items():
+        first = load_config(row, own)
+        more = range(first.config.seed + 1, first.config.seed + seeds)
+        found[row] = [first, *(load_config(row, [*own, f"seed={seed}"]) for seed in more)]
     return found
 
 
@@ -255,7 +254,7 @@ def save_table(out: Path, table: Table, arguments: argparse.Namespace, title: st
     table = replace(table.with_columns(arguments.columns, fmt), title=title)
     text = table.write(fmt)
     if getattr(arguments, "json", False):
-        answer(json.dumps({"rows": table.to_records()}))
+        answer_json({"rows": table.to_records()})
     else:
         print_table(table, text if arguments.format else None)
     out.mkdir(parents=True, exist_ok=True)

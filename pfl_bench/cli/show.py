@@ -3,33 +3,29 @@
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Iterator
+import math
+import textwrap
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from pfl_bench.cli.preview_text import (
-    cost_lines,
-    data_lines,
-    epsilon_lines,
-    notice_lines,
-    time_lines,
-    wrapped,
-)
-from pfl_bench.cli.speech import answer, write
+from pfl_bench.cli.speech import answer_json, write
 from pfl_bench.config.bundled_rows import locate_row
 from pfl_bench.config.loading import ResolvedConfig, load_config
 from pfl_bench.config.schema import RunConfig
 from pfl_bench.config.yaml_text import read_yaml, with_overrides
 from pfl_bench.files import to_json_value
-from pfl_bench.runs.preview import Preview, preview
+from pfl_bench.report.costs import bytes_text, flops_text
+from pfl_bench.runs.preview import Cost, Preview, preview
 from pfl_bench.runs.time_estimate import TimeEstimate, estimate_time
 from pfl_bench.types import DataError, UserInputError
 from privacy.errors import PrivacyError
+from privacy.statement.statement import Accounted, round_up, small
 
+_WIDTH = 80
 _PRIVATE = ("private_federated", "central_dp")
 
 
@@ -37,7 +33,7 @@ def main(arguments: argparse.Namespace) -> int:
     """Show a row; nothing is written, and no run folder is made."""
     found = look(arguments.row, arguments.overrides, not arguments.no_estimate)
     if arguments.json:
-        answer(json.dumps(found.to_json_dict(), allow_nan=False))
+        answer_json(found.to_json_dict())
         return 0
     write("\n".join(_head(found.path, found.resolved, arguments.all, arguments.overrides)))
     if found.preview is None:
@@ -45,7 +41,7 @@ def main(arguments: argparse.Namespace) -> int:
     else:
         write("\n".join(_with_data(found.preview)))
         if not arguments.no_estimate:
-            write("\n".join(time_lines(found.estimate, found.why)))
+            write("\n".join(_time_lines(found.estimate, found.why)))
     return 0
 
 
@@ -107,7 +103,7 @@ def _head(
     path: Path, resolved: ResolvedConfig, everything: bool, overrides: list[str]
 ) -> Iterator[str]:
     config = resolved.config
-    yield from wrapped(f"{config.name} ({config.setting}): {path}", "")
+    yield from _wrapped(f"{config.name} ({config.setting}): {path}", "")
     yield ""
     tree = resolved.tree
     if not everything:
@@ -127,9 +123,9 @@ def _head(
         judged = f"({spread}margin {entry.tolerance:g})"
         diverged = ", of a training that diverged" if entry.diverged else ""
         told = f"{entry.metric}{best} {entry.value:g} {judged}{diverged}: {entry.source}"
-        yield from wrapped(told)
+        yield from _wrapped(told)
     for difference in resolved.not_the_row:
-        yield from wrapped(f"not compared with it: {difference}")
+        yield from _wrapped(f"not compared with it: {difference}")
 
 
 def _with_data(shown: Preview) -> Iterator[str]:
@@ -154,8 +150,8 @@ def _without_data(resolved: ResolvedConfig, lacking: str) -> Iterator[str]:
     else:
         yield from _planned_privacy(resolved)
     yield from ("", "Cost")
-    yield from wrapped(_planned_steps(resolved.config))
-    yield from wrapped(f"data not prepared: {lacking}")
+    yield from _wrapped(_planned_steps(resolved.config))
+    yield from _wrapped(f"data not prepared: {lacking}")
 
 
 def _planned_steps(config: RunConfig) -> str:
@@ -178,7 +174,7 @@ def _planned_privacy(resolved: ResolvedConfig) -> Iterator[str]:
     assert privacy is not None
     if federated is None or not isinstance(privacy.population_size, int):
         goal = "" if privacy.epsilon is None else f"at most {privacy.epsilon:g} is the goal; "
-        yield from wrapped(f"epsilon: {goal}noise and epsilon follow from the data's size")
+        yield from _wrapped(f"epsilon: {goal}noise and epsilon follow from the data's size")
         return
     from pfl_bench.cli.privacy_settings import calibrated, make_pair
     from pfl_bench.federated.accounting import composition_of
@@ -210,3 +206,83 @@ def _planned_privacy(resolved: ResolvedConfig) -> Iterator[str]:
     pair = make_pair(asked, composition, noise, rounds, privacy.accountant)
     actual = None if privacy.hypothetical_population else pair.actual
     yield from epsilon_lines(pair.simulated, actual)
+
+
+def _wrapped(text: str, indent: str = "  ") -> list[str]:
+    """A text in lines, those after the first indented further."""
+    return textwrap.wrap(
+        text,
+        _WIDTH,
+        initial_indent=indent,
+        subsequent_indent=indent + "  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def epsilon_lines(simulated: Accounted, actual: Accounted | None) -> Iterator[str]:
+    """Both epsilons, a line each; None for an actual one that only the data tell."""
+    for label, accounted in (("simulated", simulated), ("actual", actual)):
+        head = f"epsilon ({label})".ljust(21)
+        if accounted is None:
+            yield from _wrapped(f"{head}known when the data are there (hypothetical population)")
+            continue
+        delta = "" if accounted.delta is None else f" at delta {small(accounted.delta)}"
+        yield from _wrapped(
+            f"{head}{round_up(accounted.epsilon, 4)}{delta}: {accounted.cohort_size:g} of "
+            f"{accounted.population_size}, z = {accounted.noise_multiplier:.4g}"
+        )
+
+
+def cost_lines(cost: Cost) -> Iterator[str]:
+    """Lines with the expected cost of training."""
+    steps = f"{cost.steps:,} {cost.unit}s"
+    if cost.clients is not None:
+        steps += f", about {cost.clients:,} clients in each"
+    yield from _wrapped(steps)
+    if cost.clients is None:
+        yield from _wrapped(f"about {cost.local_steps:.4g} optimizer steps an {cost.unit}")
+    else:
+        yield from _wrapped(f"about {cost.local_steps:.4g} local steps a client in each")
+    amounts = f"about {flops_text(cost.flops)} computed"
+    if cost.bytes_down is not None:
+        amounts += f", {bytes_text(cost.bytes_down)} received by clients"
+        amounts += f", {bytes_text(cost.bytes_up)} sent"
+    yield from _wrapped(amounts)
+
+
+def _time_lines(estimate: TimeEstimate | None, why: str | None = None) -> Iterator[str]:
+    """Lines with a run's expected time on this machine, or the reason why there is no estimate."""
+    if estimate is None:
+        yield from _wrapped(f"time: not estimated: {why}")
+        return
+    workers = "" if estimate.workers == 1 else f" by {estimate.workers} worker processes"
+    yield from _wrapped(
+        f"time: about {_duration(estimate.total)} here{workers} (training "
+        f"{_duration(estimate.training)}, evaluation {_duration(estimate.evaluation)}), from "
+        f"{estimate.measured}"
+    )
+
+
+def data_lines(preview: Preview) -> Iterator[str]:
+    """Lines with the data, the number of users and the size of the model."""
+    yield from _wrapped(preview.data)
+    users = ", ".join(f"{name} {count:,}" for name, count in preview.num_users.items())
+    yield from _wrapped(f"users: {users}")
+    yield from _wrapped(f"model: {preview.num_parameters:,} parameters on {preview.device}")
+
+
+def notice_lines(notices: Iterable[str]) -> Iterator[str]:
+    """Lines with the notices of a run, a paragraph each."""
+    for notice in notices:
+        yield from _wrapped(f"note: {notice}")
+
+
+def _duration(seconds: float) -> str:
+    """Seconds as a person says them."""
+    if seconds < 1:
+        return "a second"
+    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{math.ceil(seconds)} s"

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import json
 import os
 import shutil
 import sys
 from collections.abc import Iterator
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from pfl_bench.config.terminal_text import say as say
 from pfl_bench.config.terminal_text import visible
@@ -63,6 +64,13 @@ def told(arguments: argparse.Namespace) -> Iterator[io.StringIO]:
 def answer(text: str) -> None:
     """Print what a command was asked for to standard output."""
     write(text, _ANSWERS.get())
+
+
+def answer_json(value: Any) -> None:
+    """Print what a command was asked for as JSON, in one line."""
+    from pfl_bench.files import to_json_value
+
+    answer(json.dumps(to_json_value(value), allow_nan=False))
 
 
 def write(text: str, file: TextIO | None = None) -> None:

@@ -6,14 +6,13 @@ A view shows other cells, and figures, of the runs of a folder's rows.
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pfl_bench.cli import run_many
 from pfl_bench.cli.main import EXIT_DONE, EXIT_FAILED
-from pfl_bench.cli.speech import answer, say
+from pfl_bench.cli.speech import answer_json, say
 from pfl_bench.config.bundled_rows import locate
 from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.config.row_files import rows_below
@@ -64,7 +63,7 @@ def main(arguments: argparse.Namespace) -> int:
     ]
     has_failed = bool(done) and _print(view, plans, done, arguments, out)
     if arguments.json and not done:
-        answer(json.dumps({"rows": []}))
+        answer_json({"rows": []})
     return batch.exit_code() or (EXIT_FAILED if has_failed else EXIT_DONE)
 
 
@@ -78,7 +77,7 @@ def _plans_of_rows(folder: Path, runs: Path, arguments: argparse.Namespace) -> l
         raise ConfigError(f"{folder}: holds no row (*.yaml){hint}")
     if arguments.only is not None:
         rows = dict([run_many.choose(rows, arguments.only, folder)])
-    configurations = run_many.with_seeds(rows.values(), arguments)
+    configurations = run_many.with_seeds(rows.values(), arguments.overrides, arguments.seeds)
     plans = [
         _Plan(None, runs / name / f"seed-{resolved.config.seed}", resolved)
         for name, row in rows.items()
@@ -99,7 +98,8 @@ def _plans(view: LoadedView, runs: Path, arguments: argparse.Namespace) -> list[
         rows = tuple((row, file) for row, file in rows if row.row == name)
     plans: list[_Plan] = []
     last: dict[str, tuple[ViewRow, _Plan]] = {}
-    configurations = run_many.with_seeds([file for _, file in rows], arguments)
+    files = [file for _, file in rows]
+    configurations = run_many.with_seeds(files, arguments.overrides, arguments.seeds)
     for row, file in rows:
         for resolved in configurations[file]:
             check_measured(view, row, resolved.config)

@@ -95,17 +95,22 @@ class ResolvedConfig:
         return kept
 
     @property
-    def plugin_origins(self) -> set[str]:
-        """Names of the user's folders and packages that it names, or takes a plug-in from."""
-        used = [(plugins.TASK, self.tree["task"])]
+    def used_plugins(self) -> set[tuple[plugins.PluginKind, str]]:
+        """Kind and name of each plug-in that it names."""
+        used = {(plugins.TASK, self.tree["task"]["name"])}
         for where, kind in _PLUGINS.items():
             section, key = where.split(".")
-            used.append((kind, (self.tree[section] or {}).get(key) or {}))
-        attack = self.config.attack
-        used.append((plugins.ATTACK, {} if attack is None else {"name": attack.kind}))
-        used += [(plugins.METRIC, {"name": name}) for name in self.config.evaluation.metrics]
-        used += [(plugins.TRACKER, {"name": name}) for name in self.tracker_options]
-        found = {plugins.origin_of(kind, part["name"]) for kind, part in used if "name" in part}
+            part = (self.tree[section] or {}).get(key) or {}
+            used |= {(kind, part["name"])} if "name" in part else set()
+        if self.config.attack is not None:
+            used.add((plugins.ATTACK, self.config.attack.kind))
+        used |= {(plugins.METRIC, name) for name in self.config.evaluation.metrics}
+        return used | {(plugins.TRACKER, name) for name in self.tracker_options}
+
+    @property
+    def plugin_origins(self) -> set[str]:
+        """Names of the user's folders and packages that it names, or takes a plug-in from."""
+        found = {plugins.origin_of(kind, name) for kind, name in self.used_plugins}
         folders = {Path(folder).name for folder in self.config.plugins}
         return folders | {name for name in found if name is not None}
 

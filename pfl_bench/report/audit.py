@@ -86,7 +86,7 @@ def _words(name: str, run: RunRecord, document: Mapping[str, Any]) -> AuditWords
         for name, outcome, claim, evidence in checks
     ]
     return AuditWords(
-        title=name if run.seed is None else f"{name}, seed {run.seed}",
+        title=f"{name}, seed {run.seed}",
         status=_status(document),
         counts=", ".join(f"{counts.get(key, 0)} {key}" for key in _COUNTED),
         is_stale=_is_stale(run, document),

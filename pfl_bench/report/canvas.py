@@ -62,7 +62,7 @@ class Picture:
         """An ``svg`` element without references to anything outside the page."""
         figure = self._draw()
         buffer = io.StringIO()
-        with _settings(self.identifier):
+        with _page_style(self.identifier):
             figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
         text = _inline(buffer.getvalue(), self.identifier, self.description, self.size[0])
         for gid, title in (self.titles or {}).items():
@@ -87,21 +87,17 @@ class Picture:
             axes.legend(frameon=False, fontsize=7)
         for ending in endings:
             date = "Date" if ending == "svg" else "CreationDate"
-            with _settings(self.identifier):
+            with _page_style(self.identifier):
                 path = stem.with_name(f"{stem.name}.{ending}")
                 write_figure(figure, path, metadata={date: None})
 
     def _draw(self) -> Figure:
         from matplotlib.figure import Figure
 
-        with _settings(self.identifier):
+        with _page_style(self.identifier):
             figure = Figure(figsize=self.size, layout="constrained")
             axes = figure.add_subplot()
-            axes.grid(color=GRID, linewidth=0.6)
-            axes.set_axisbelow(True)
-            for side in ("top", "right", "left"):
-                axes.spines[side].set_visible(False)
-            axes.spines["bottom"].set_color(INK)
+            axes.spines["left"].set_visible(False)
             self.paint(axes)
             axes.tick_params(length=0, which="both")
         return figure
@@ -114,9 +110,12 @@ def write_figure(figure: Figure, path: Path, **given: Any) -> None:
     write_atomically(path, content.getvalue())
 
 
-def _settings(identifier: str) -> contextlib.AbstractContextManager[Any]:
-    """Matplotlib's settings for pictures; equal pictures are equal files."""
+def picture_style(
+    identifier: str = "picture", ink: str = "black", grid: str = "#dddddd"
+) -> contextlib.AbstractContextManager[Any]:
+    """Matplotlib's settings for pictures; equal pictures of one identifier are equal files."""
     import matplotlib as mpl
+    from cycler import cycler
 
     # matplotlib types the keys as one long Literal, of which older releases know nothing.
     settings: dict[Any, Any] = {
@@ -125,12 +124,23 @@ def _settings(identifier: str) -> contextlib.AbstractContextManager[Any]:
         "pdf.fonttype": 42,
         "lines.scale_dashes": False,
         "font.size": 9.0,
-        "text.color": INK,
-        "axes.labelcolor": INK,
-        "xtick.color": INK,
-        "ytick.color": INK,
+        "axes.prop_cycle": cycler(color=PALETTE),
+        "axes.titlesize": 11,
+        "axes.axisbelow": True,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.grid": True,
+        "grid.color": grid,
+        "grid.linewidth": 0.6,
+        "legend.frameon": False,
+        **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), ink),
+        "axes.edgecolor": ink,
     }
     return mpl.rc_context(settings)
+
+
+def _page_style(identifier: str) -> contextlib.AbstractContextManager[Any]:
+    return picture_style(identifier, INK, GRID)
 
 
 def _inline(svg: str, identifier: str, description: str, width: float) -> str:

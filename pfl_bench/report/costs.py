@@ -65,19 +65,10 @@ def amounts(entry: Any) -> dict[str, float] | None:
     return found if len(found) == len(AMOUNTS) else None
 
 
-def _whole(run: RunRecord) -> dict[str, float] | None:
-    return None if run.summary is None else amounts(run.summary.systems)
-
-
 def total_of(runs: Sequence[RunRecord]) -> dict[str, float] | None:
     """Mean over finished runs of what the whole training cost; None if no run says it."""
-    found = [total for run in runs if (total := _whole(run))]
+    found = [total for run in runs if (total := amounts(run.summary.systems))]
     return {name: fmean([total[name] for total in found]) for name in AMOUNTS} if found else None
-
-
-def budget_entries(run: RunRecord) -> list[Mapping[str, Any]]:
-    """The summary's entries on values to be reached."""
-    return [] if run.summary is None else list(run.summary.budgets)
 
 
 def price_of(runs: Sequence[RunRecord], metric: str, target: float) -> Price | None:
@@ -87,7 +78,7 @@ def price_of(runs: Sequence[RunRecord], metric: str, target: float) -> Price | N
     missed: list[tuple[dict[str, float], float]] = []
     best: list[float] = []
     for run in runs:
-        for entry in budget_entries(run):
+        for entry in run.summary.budgets:
             if entry.get("metric") != metric or as_float(entry.get("target")) != target:
                 continue
             spent = amounts(entry) if entry.get("reached") else None
@@ -96,8 +87,8 @@ def price_of(runs: Sequence[RunRecord], metric: str, target: float) -> Price | N
                 simulated = as_float(entry.get("simulated_seconds"))
                 seconds += [] if simulated is None else [simulated]
             else:
-                total = _whole(run) or dict.fromkeys(AMOUNTS, math.nan)
-                rounds = None if run.summary is None else run.summary.rounds
+                total = amounts(run.summary.systems) or dict.fromkeys(AMOUNTS, math.nan)
+                rounds = run.summary.rounds
                 missed.append((total, math.nan if rounds is None else float(rounds)))
             best += [value for value in run.series(metric)[1] if math.isfinite(value)]
     shown = reached or missed
@@ -145,8 +136,6 @@ def clock_table(groups: Mapping[str, Sequence[RunRecord]]) -> Table | None:
 
 def _simulated(run: RunRecord) -> list[float] | None:
     """Simulated seconds, participants lost and too late, and rounds of a finished run."""
-    if run.summary is None:
-        return None
     totals = {**run.summary.systems, "rounds": run.summary.rounds}
     keys = ("simulated_seconds", "lost", "stragglers", "rounds")
     found = [value for key in keys if (value := as_float(totals.get(key))) is not None]
@@ -160,7 +149,7 @@ def budget_table(groups: Mapping[str, Sequence[RunRecord]]) -> Table | None:
         wanted = dict.fromkeys(
             (str(entry.get("metric")), target)
             for run in group
-            for entry in budget_entries(run)
+            for entry in run.summary.budgets
             if (target := as_float(entry.get("target"))) is not None
         )
         for metric, target in wanted:

@@ -56,22 +56,18 @@ def draw(
         from matplotlib.ticker import MaxNLocator
 
         for line in lines:
-            curve = line.curve
-            if chart.band is None and curve.num_runs == 1:
-                continue
-            color = PALETTE[line.style % len(PALETTE)]
-            places = _places(len(curve.x), points // 2)
-            x, low, high = ([s[i] for i in places] for s in (curve.x, curve.low, curve.high))
-            axes.fill_between(x, low, high, color=color, alpha=0.18, linewidth=0)
-        for line in lines:
-            x, y = thin(line.curve.x, line.curve.y, points)
+            curve, color = thin(line.curve, points), PALETTE[line.style % len(PALETTE)]
+            if chart.band is not None or curve.num_runs > 1:
+                axes.fill_between(
+                    curve.x, curve.low, curve.high, color=color, alpha=0.18, linewidth=0
+                )
             axes.plot(
-                x,
-                y,
-                color=PALETTE[line.style % len(PALETTE)],
+                curve.x,
+                curve.y,
+                color=color,
                 linewidth=1.9,
                 linestyle=(0, dashes(line.style)) if dashes(line.style) else "solid",
-                marker="o" if len(x) == 1 else None,
+                marker="o" if len(curve.x) == 1 else None,
                 markersize=4,
                 label=line.name,
             )
@@ -109,21 +105,16 @@ def points_for(num_rows: int) -> int:
     return min(MAX_POINTS, max(_FEWEST_POINTS, _ALL_POINTS // num_rows))
 
 
-def thin(
-    x: Sequence[float], y: Sequence[float], most: int = MAX_POINTS
-) -> tuple[list[float], list[float]]:
+def thin(curve: Curve, most: int = MAX_POINTS) -> Curve:
     """Keep, of many points, the lowest and the highest of each stretch, in their order."""
-    if len(x) <= most:
-        return list(x), list(y)
-    kept = {0, len(x) - 1}
-    stretch = -(-2 * len(x) // most)
-    for start in range(0, len(x), stretch):
-        places = range(start, min(start + stretch, len(x)))
-        kept |= {min(places, key=y.__getitem__), max(places, key=y.__getitem__)}
-    return [x[place] for place in sorted(kept)], [y[place] for place in sorted(kept)]
-
-
-def _places(length: int, most: int) -> list[int]:
-    """At most so many places of a band, evenly, with the last."""
-    stride = max(1, -(-length // most))
-    return sorted({*range(0, length, stride), length - 1})
+    length = len(curve.x)
+    if length <= most:
+        return curve
+    kept = {0, length - 1}
+    stretch = -(-2 * length // most)
+    for start in range(0, length, stretch):
+        places = range(start, min(start + stretch, length))
+        kept |= {min(places, key=curve.low.__getitem__), max(places, key=curve.high.__getitem__)}
+    columns = (curve.x, curve.y, curve.low, curve.high)
+    x, y, low, high = ([column[place] for place in sorted(kept)] for column in columns)
+    return Curve(x, y, low, high, curve.num_runs)

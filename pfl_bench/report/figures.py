@@ -9,10 +9,9 @@ from statistics import median
 
 from pfl_bench.config.views import Figure, LoadedView
 from pfl_bench.report import curves, panels
-from pfl_bench.report.boxes import box_keys, box_of, draw_boxes
 from pfl_bench.report.costs import Price, amount_texts, price_of
 from pfl_bench.report.panels import DrawnFigure
-from pfl_bench.report.points import Point, draw_points
+from pfl_bench.report.pictures import Point, box_keys, box_of, draw_boxes, draw_points
 from pfl_bench.report.results import format_value
 from pfl_bench.report.run_folder import RunRecord
 from pfl_bench.report.series import CLOCK, HOUR_S, STEP, Chart, Rows, curve_of
@@ -52,7 +51,7 @@ def _draw(identifier: str, figure: Figure, rows: Rows) -> DrawnFigure:
         f"{label}: seed {run.seed} is unfinished, after {run.step_unit} {run.last_round}"
         for label, runs in rows.items()
         for run in runs
-        if run.summary is None
+        if not run.is_finished
     ]
     legend = []
     if figure.kind == "curves" and drawn.panels:
@@ -67,17 +66,21 @@ def _boxes(identifier: str, figure: Figure, rows: Rows) -> DrawnFigure:
     boxes, lines, notes = [], [], []
     for label, runs in rows.items():
         box = box_of(label, runs, metric)
-        finished = [run for run in runs if run.summary is not None]
+        finished = [run for run in runs if run.is_finished]
         if box is None:
             if finished:
-                lacking = [key for key in box_keys(metric) if key not in finished[0].metrics]
+                lacking = [
+                    key for key in box_keys(metric) if key not in finished[0].summary.metrics
+                ]
                 notes.append(
                     f"{label}: the summary lacks {', '.join(lacking) or 'finite values'}; run "
                     f"the row again with this release, in a new folder ({finished[0].path})"
                 )
             continue
         boxes.append(box)
-        counts = {run.metrics.get(f"{metric.partition('/')[0]}/num_clients") for run in finished}
+        counts = {
+            run.summary.metrics.get(f"{metric.partition('/')[0]}/num_clients") for run in finished
+        }
         clients = " / ".join(sorted("-" if one is None else f"{int(one):,}" for one in counts))
         lines.append((label, clients, *map(format_value, (*box.percentiles, box.mean))))
         if box.num_runs > 1:
@@ -100,7 +103,7 @@ def _budgets(identifier: str, figure: Figure, rows: Rows) -> DrawnFigure:
     for style, (label, runs) in enumerate(rows.items()):
         price = price_of(runs, metric, target)
         if price is None:
-            if any(run.summary is not None for run in runs):
+            if any(run.is_finished for run in runs):
                 notes.append(
                     f"{label}: the summary has no budget for {metric} {target:g}; give it in "
                     "evaluation.budgets and run the row again"

@@ -20,7 +20,7 @@ from pfl_bench.report.audit import outcome_cell
 from pfl_bench.report.canvas import Picture
 from pfl_bench.report.costs import bytes_text, flops_text
 from pfl_bench.report.page import fill
-from pfl_bench.report.points import draw_front
+from pfl_bench.report.pictures import draw_front
 from pfl_bench.report.records import Data, Privacy, Record, records
 from pfl_bench.report.results import SETTINGS, epsilon_cell, format_mean
 from pfl_bench.report.run_facts import count, duration
@@ -128,7 +128,7 @@ def _row(record: Record) -> Row:
 
 def _left_out(run: RunRecord) -> str:
     """Reason why a run has no number to rank by; empty if it has one."""
-    if run.summary is None:
+    if not run.is_finished:
         return "not finished"
     return "" if run.headlines else "no final metrics, as those of a sweep"
 
@@ -259,9 +259,13 @@ def _short(commit: str) -> str:
     return digits[:9] + ("+" if changes else "")
 
 
-def write_leaderboard(runs: Sequence[RunRecord], out: Path, data_out: Path) -> list[Board]:
-    """Write the page, and the same as JSON; runs without a number to rank by are only named."""
-    tables = standings(runs)
+def write_leaderboard(
+    runs: Sequence[RunRecord], tables: Sequence[Standings], out: Path
+) -> list[Board]:
+    """Write the page of ``standings`` of runs, and the same as JSON beside it.
+
+    Runs without a number to rank by are only named.
+    """
     shown = boards(tables)
     left_out = {str(run.path): why for run in runs if (why := _left_out(run))}
     rows = sum(len(table.rows) for table in tables)
@@ -277,5 +281,8 @@ def write_leaderboard(runs: Sequence[RunRecord], out: Path, data_out: Path) -> l
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, page)
     found = [asdict(table) for table in tables]
-    write_json(data_out, {"format_version": BOARD_VERSION, "tables": found, "left_out": left_out})
+    write_json(
+        out.with_suffix(".json"),
+        {"format_version": BOARD_VERSION, "tables": found, "left_out": left_out},
+    )
     return shown

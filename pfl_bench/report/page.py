@@ -17,14 +17,13 @@ from pfl_bench.report.costs import budget_table, clock_table, cost_table
 from pfl_bench.report.grid import make_grid
 from pfl_bench.report.records import told_apart
 from pfl_bench.report.results import results_table
-from pfl_bench.report.run_facts import count, progress, run_facts, run_table
+from pfl_bench.report.run_facts import count, progress, run_facts, run_table, strata_tables
 from pfl_bench.report.run_folder import RunRecord, read_run
 from pfl_bench.report.series import numbers
-from pfl_bench.report.strata import strata_tables
 from pfl_bench.report.systems import system_panels
 from pfl_bench.report.words import StatementWords, describe
 from pfl_bench.runs.rows import RowResult, rows_of
-from pfl_bench.types import RunFolderError, RunSummary
+from pfl_bench.types import ExpectedResult, RunFolderError
 
 
 def write_report(run_dirs: Sequence[Path], out: Path, save_to: Path | None = None) -> Path:
@@ -55,7 +54,7 @@ def write_page(
     for run in told_apart(runs):
         groups.setdefault(run.name, []).append(run)
     for group in groups.values():
-        group.sort(key=lambda run: -1 if run.seed is None else run.seed)
+        group.sort(key=lambda run: run.seed)
     rows = _rows(groups)
     results = results_table(rows, has_epsilons=any(run.is_private for run in runs))
     results, alike = results.split_constants() if labels is None else (make_grid(rows, labels), [])
@@ -145,7 +144,7 @@ def _title(runs: Sequence[RunRecord]) -> str:
 
 def _subtitle(groups: Mapping[str, Sequence[RunRecord]]) -> str:
     runs = [run for group in groups.values() for run in group]
-    unfinished = sum(run.summary is None for run in runs)
+    unfinished = sum(not run.is_finished for run in runs)
     rest = f", {unfinished} unfinished" if unfinished else ""
     return f"{count(len(groups), 'row')}, {count(len(runs), 'run')}{rest}"
 
@@ -154,8 +153,8 @@ def _rows(groups: Mapping[str, Sequence[RunRecord]]) -> list[RowResult]:
     """Make the table's lines; a row without a finished run is listed as unfinished."""
     rows: list[RowResult] = []
     for group in groups.values():
-        summaries = [run.summary for run in group if run.summary is not None]
-        waiting = [run for run in group if run.summary is None]
+        summaries = [run.summary for run in group if run.is_finished]
+        waiting = [run for run in group if not run.is_finished]
         if not summaries:
             rows += _unfinished_rows(group)
             continue
@@ -173,17 +172,8 @@ def _unfinished_rows(group: Sequence[RunRecord]) -> list[RowResult]:
     note = "; ".join(f"{progress(one)} so far" for one in group)
     if run.is_private:
         note += "; the epsilons are those of the whole run"
-    document = {
-        "name": run.name,
-        "setting": run.setting,
-        "variant": str(run.data.get("variant", "-")),
-        "seed": 0,
-        "metrics": {},
-        "expected": [{"metric": "-"}],
-        "privacy": run.statement,
-    }
-    planned = RunSummary.of(document)
-    planned = replace(planned, expected=run.expected or planned.expected)
+    expected = run.summary.expected or (ExpectedResult.of({"metric": "-"}),)
+    planned = replace(run.summary, seed=0, expected=expected)
     return [replace(row, status="unfinished", note=note) for row in rows_of([planned])]
 
 
@@ -194,11 +184,11 @@ def _statements(groups: Mapping[str, Sequence[RunRecord]]) -> list[StatementWord
         distinct: dict[str, list[RunRecord]] = {}
         for run in group:
             if run.is_private:
-                key = json.dumps([run.statement, run.summary is None], sort_keys=True)
+                key = json.dumps([run.statement, run.is_finished], sort_keys=True)
                 distinct.setdefault(key, []).append(run)
         for runs in distinct.values():
-            seeds = ", ".join(str(run.seed) for run in runs if run.seed is not None)
-            title = name if len(distinct) == 1 or not seeds else f"{name}, seed {seeds}"
+            seeds = ", ".join(str(run.seed) for run in runs)
+            title = name if len(distinct) == 1 else f"{name}, seed {seeds}"
             run = runs[0]
-            statements.append(describe(run.statement or {}, title, run.summary is None))
+            statements.append(describe(run.statement or {}, title, not run.is_finished))
     return statements

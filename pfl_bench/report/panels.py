@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from pfl_bench.report import canvas, curves
-from pfl_bench.report.boxes import Box, box_of, draw_boxes
+from pfl_bench.report.pictures import Box, box_of, draw_boxes
 from pfl_bench.report.results import format_value
 from pfl_bench.report.run_folder import RunRecord
 from pfl_bench.report.series import STEP, Chart, Curve, Rows, curve_of, is_evaluation, speaking
@@ -167,7 +167,7 @@ def box_panels(rows: Rows) -> list[Panel]:
 
 def _final_headlines(runs: Sequence[RunRecord]) -> list[str]:
     """The final metrics that speak for a row: what is expected of it, else its headline."""
-    wanted = [entry.metric for run in runs for entry in run.expected]
+    wanted = [entry.metric for run in runs for entry in run.summary.expected]
     for run in runs:
         wanted = wanted or run.headlines
     return list(dict.fromkeys(wanted))
@@ -180,7 +180,7 @@ def headline_keys(runs: Sequence[RunRecord]) -> list[str]:
     """
     logged = {key for run in runs for row in run.rounds for key in row if "/" in key}
     evaluated = sorted(filter(is_evaluation, logged))
-    wanted = [entry.metric for run in runs for entry in run.expected]
+    wanted = [entry.metric for run in runs for entry in run.summary.expected]
     if not wanted:
         wanted = [name for run in runs for name in run.headlines]
     keys: list[str] = []

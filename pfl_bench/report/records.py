@@ -103,10 +103,10 @@ def records(runs: Iterable[RunRecord]) -> list[Record]:
     """Gather finished runs by name, experiment and data, and say what all seeds of each came to."""
     groups: dict[str, list[RunRecord]] = {}
     for run in runs:
-        if run.summary is not None:
+        if run.is_finished:
             key = repr((run.name, experiment(run.config), data_of(run)))
             groups.setdefault(key, []).append(run)
-    return [_record(sorted(group, key=lambda run: run.seed or 0)) for group in groups.values()]
+    return [_record(sorted(group, key=lambda run: run.seed)) for group in groups.values()]
 
 
 def told_apart(runs: Sequence[RunRecord]) -> list[RunRecord]:
@@ -122,22 +122,20 @@ def told_apart(runs: Sequence[RunRecord]) -> list[RunRecord]:
             first = next(iter(others.values()))
             differences = "; ".join(row_differences(first.config, run.config))
             name = f"{run.name} ({place}: {differences})"
-            summary = None if run.summary is None else replace(run.summary, name=name)
-            run = replace(run, config={**run.config, "name": name}, summary=summary)
+            run = replace(run, summary=replace(run.summary, name=name))
         named.append(run)
     return named
 
 
 def data_of(run: RunRecord) -> Data:
     """The data of a run."""
-    variant = run.data.get("variant") if run.summary is None else run.summary.variant
     named = ("checksum", "split_by", "num_users", "extra")
-    return Data(run.task, variant, *map(run.data.get, named))
+    return Data(run.task, run.summary.variant, *map(run.data.get, named))
 
 
 def _record(runs: Sequence[RunRecord]) -> Record:
     first, environments = runs[0], [run.environment for run in runs]
-    summaries = [run.summary for run in runs if run.summary is not None]
+    summaries = [run.summary for run in runs]
     headline = (first.headlines or [""])[0]
     lower = first.directions.lower_is_better(headline)
     return Record(

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pfl_bench.config.schema import TRAINERS
 from pfl_bench.config.yaml_text import parse_yaml
 from pfl_bench.data import held_task
 from pfl_bench.files import read_json, read_metrics, read_text
 from pfl_bench.metrics import MetricDirections
 from pfl_bench.runs.rows import headline_metrics, mark_edited
-from pfl_bench.types import ExpectedResult, RunFolderError, RunSummary, as_float
+from pfl_bench.types import RunFolderError, RunSummary, as_float
 from pfl_bench.types.layouts import LAYOUTS, misfit
 
 _FORMAT_VERSION = 1
@@ -22,6 +23,7 @@ _FORMAT_VERSION = 1
 class RunRecord:
     """Content of a run folder; what is absent is None or empty.
 
+    The summary of an unfinished run is what its configuration says, with the status "unfinished".
     Of ``rounds``, lines of ``metrics.jsonl``, non-finite numbers are floats. The statement has
     ``selection.json`` as "selection" where a sweep has chosen the run. ``strata`` are by split,
     column and value. ``is_audit_believed``: False where ``audit.json`` could not be made anew here.
@@ -33,34 +35,25 @@ class RunRecord:
     rounds: tuple[Mapping[str, Any], ...]
     environment: Mapping[str, Any]
     statement: Mapping[str, Any] | None
-    summary: RunSummary | None
+    summary: RunSummary
+    is_finished: bool
     strata: Mapping[str, Any] | None = None
     is_audit_believed: bool = True
 
     @property
     def name(self) -> str:
-        """Name of the row; the folder's name where nothing says it."""
-        known = "" if self.summary is None else self.summary.name
-        return str(known or self.config.get("name") or self.path.name)
+        """Name of the row."""
+        return self.summary.name
 
     @property
-    def seed(self) -> int | None:
-        """Seed of the run; None where nothing says it."""
-        value = self.config.get("seed") if self.summary is None else self.summary.seed
-        return value if isinstance(value, int) else None
+    def seed(self) -> int:
+        """Seed of the run."""
+        return self.summary.seed
 
     @property
     def setting(self) -> str:
-        """Setting of the run, read off the configuration's sections while it is unfinished."""
-        if self.summary is not None:
-            return self.summary.setting
-        private = bool(self.config.get("privacy"))
-        for alone in ("local", "multitask"):
-            if self.config.get(alone):
-                return alone
-        if self.config.get("central"):
-            return "central_dp" if private else "central"
-        return "private_federated" if private else "federated"
+        """Setting of the run."""
+        return self.summary.setting
 
     @property
     def step_unit(self) -> str:
@@ -68,17 +61,11 @@ class RunRecord:
         return "epoch" if self.setting in {"central", "central_dp"} else "round"
 
     @property
-    def status(self) -> str:
-        """State of the run: "finished", "budget_exhausted" or "unfinished"."""
-        return "unfinished" if self.summary is None else self.summary.status
-
-    @property
     def task(self) -> str:
         """Name of the task, of one in memory its user's; empty where nothing says it."""
-        section = self.config.get("task")
-        section = section if isinstance(section, Mapping) else {}
-        name = section.get("name", "") if self.summary is None else self.summary.task
-        return str(section.get("title", name) if name == held_task.NAME else name)
+        name = self.summary.task
+        title = (self.config.get("task") or {}).get("title", name)
+        return str(title) if name == held_task.NAME else name
 
     @property
     def last_round(self) -> int:
@@ -88,45 +75,27 @@ class RunRecord:
     @property
     def planned_rounds(self) -> int | None:
         """Rounds (central training: epochs) that the configuration asks for; None if data do."""
-        keys = {"federated": "num_rounds", "multitask": "num_rounds", "central": "num_epochs"}
-        for section, key in keys.items():
-            options = self.config.get(section)
-            if isinstance(options, Mapping) and isinstance(options.get(key), int):
-                return int(options[key])
-        return None
-
-    @property
-    def expected(self) -> tuple[ExpectedResult, ...]:
-        """Published values and, once the run is finished, the verdicts."""
-        if self.summary is not None:
-            return self.summary.expected
-        return tuple(
-            ExpectedResult.of({**entry, "published": entry.get("value")})
-            for entry in self.config.get("expected") or []
-            if "metric" in entry
+        lengths = (
+            (self.config.get(section) or {}).get(key)
+            for section, key in TRAINERS.items()
+            if section != "local"
         )
-
-    @property
-    def metrics(self) -> Mapping[str, float]:
-        """Final metrics; empty while the run is unfinished."""
-        return {} if self.summary is None else self.summary.metrics
+        return next((length for length in lengths if isinstance(length, int)), None)
 
     @property
     def headlines(self) -> list[str]:
         """The final metric that speaks for the run; empty without one."""
-        return [] if self.summary is None else headline_metrics(self.summary)
+        return headline_metrics(self.summary)
 
     @property
     def directions(self) -> MetricDirections:
         """Directions of the metrics, as the run recorded them."""
-        summary = self.summary
-        return MetricDirections.of_recorded(None if summary is None else summary.metric_directions)
+        return MetricDirections.of_recorded(self.summary.metric_directions)
 
     @property
     def data(self) -> Mapping[str, Any]:
         """Facts about its data; empty where nothing says them."""
-        stated = {} if self.summary is None else self.summary.data
-        return stated or self.environment.get("data") or {}
+        return self.summary.data or self.environment.get("data") or {}
 
     @property
     def is_private(self) -> bool:
@@ -191,10 +160,14 @@ def read_run(path: Path) -> RunRecord:
         raise RunFolderError(f"{config_path} holds {type(config).__name__}, expected a mapping")
     if wrong := misfit(config, LAYOUTS["config.yaml"]):
         raise RunFolderError(f"{config_path}: {wrong}; run the row again")
+    environment = read_json(path / "environment.json") or {}
     document = read_json(path / "summary.json")
-    summary = None if document is None else _summary(path / "summary.json", document, config)
     statement: Mapping[str, Any] | None = read_json(path / "privacy.json")
-    if statement is None and summary is not None:
+    if document is None:
+        summary = _planned(path, config, environment, statement)
+    else:
+        summary = _summary(path / "summary.json", document, config)
+    if statement is None:
         statement = summary.privacy
     selection = read_json(path / "selection.json")
     if statement is not None and selection is not None:
@@ -204,9 +177,10 @@ def read_run(path: Path) -> RunRecord:
         config_text=config_text,
         config=config,
         rounds=tuple(read_metrics(path / "metrics.jsonl")),
-        environment=read_json(path / "environment.json") or {},
+        environment=environment,
         statement=statement,
         summary=summary,
+        is_finished=document is not None,
         strata=read_json(path / "strata.json"),
     )
 
@@ -224,6 +198,45 @@ def read_runs(paths: Sequence[Path], notice: Callable[[str], None]) -> list[RunR
     for reason in refused:
         notice(f"left out: {reason}")
     return runs
+
+
+def _planned(
+    path: Path,
+    config: Mapping[str, Any],
+    environment: Mapping[str, Any],
+    statement: Mapping[str, Any] | None,
+) -> RunSummary:
+    """The summary of an unfinished run: its configuration and data, without any outcome."""
+    seed, data = config.get("seed"), environment.get("data") or {}
+    expected = config.get("expected") or []
+    return RunSummary.of(
+        {
+            "name": str(config.get("name") or path.name),
+            "setting": _setting(config),
+            "task": (config.get("task") or {}).get("name"),
+            "variant": str(data.get("variant", "-")),
+            "seed": seed if isinstance(seed, int) else 0,
+            "metrics": {},
+            "expected": [
+                {**entry, "published": entry.get("value")}
+                for entry in expected
+                if isinstance(entry.get("metric"), str)
+            ],
+            "status": "unfinished",
+            "privacy": statement,
+            "data": data,
+        }
+    )
+
+
+def _setting(config: Mapping[str, Any]) -> str:
+    private = bool(config.get("privacy"))
+    for alone in ("local", "multitask"):
+        if config.get(alone):
+            return alone
+    if config.get("central"):
+        return "central_dp" if private else "central"
+    return "private_federated" if private else "federated"
 
 
 def _summary(path: Path, document: Mapping[str, Any], config: Mapping[str, Any]) -> RunSummary:

@@ -77,7 +77,7 @@ class Chart:
 
 def speaking(runs: Sequence[RunRecord]) -> list[RunRecord]:
     """The runs that stand for a row: its finished ones, or all while none is finished."""
-    return [run for run in runs if run.summary is not None] or list(runs)
+    return [run for run in runs if run.is_finished] or list(runs)
 
 
 def is_evaluation(key: str) -> bool:

@@ -134,7 +134,7 @@ def timeline_panel(
         axes.invert_yaxis()
         axes.grid(visible=False, axis="y")
         axes.set_xlabel("simulated seconds")
-        axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.02, 1.02))
+        axes.legend(loc="upper left", bbox_to_anchor=(1.02, 1.02))
 
     title += " (generated devices)" if is_generated else ""
     description = f"{title}: the round ends after {length:.4g} s. " + "; ".join(texts)

@@ -114,7 +114,7 @@ def collect(folders: Iterable[Path], into: Path, merge: bool = False) -> int:
     runs = [read_run(path) for path in paths.values()]
     for run in runs:
         state = run.environment.get("git") or {}
-        if run.summary is None:
+        if not run.is_finished:
             raise RunFolderError(f"{run.path}: is not finished; finish it, or leave it out")
         if not state.get("commit") or state.get("uncommitted_changes"):
             raise RunFolderError(

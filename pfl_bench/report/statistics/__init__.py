@@ -1,8 +1,7 @@
 """Statistics of a store: sizes of users, labels and how unequally users have them.
 
-``store`` computes them (with ``sizes`` and ``labels``), ``text`` lays them out, ``figures`` draws
-them. What only one task has, such as the names of its labels, is that task's own:
-``tasks/<name>/statistics.py``.
+``store`` computes, ``text`` lays out, and ``figures`` draws them. What only one task has, such as
+the names of its labels, is that task's own: ``tasks/<name>/statistics.py``.
 """
 
 from pfl_bench.report.statistics.store import store_statistics

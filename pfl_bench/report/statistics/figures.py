@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
-from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
-from pfl_bench.report.canvas import PALETTE, write_figure
+from pfl_bench.report.canvas import picture_style, write_figure
 from pfl_bench.report.statistics.text import parts_of
 from pfl_bench.types import DataError
 
@@ -124,24 +121,6 @@ def make_folder(folder: Path) -> None:
             f"--plots {folder}: the folder cannot be made ({error.strerror or error}); give one "
             "where you may write"
         ) from None
-
-
-def picture_style() -> AbstractContextManager[None]:
-    """Matplotlib settings under which figures are to be drawn."""
-    # matplotlib types the keys as one long Literal, of which older releases know nothing.
-    settings: dict[Any, Any] = {
-        "axes.prop_cycle": cycler(color=PALETTE),
-        "axes.grid": True,
-        "axes.axisbelow": True,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.titlesize": 11,
-        "font.size": 9,
-        "grid.color": "#dddddd",
-        "grid.linewidth": 0.6,
-        "legend.frameon": False,
-    }
-    return mpl.rc_context(settings)
 
 
 def write_pictures(

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import chain
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pfl_bench.data import Store, StoreSplit
-from pfl_bench.report.statistics.labels import has_labels, label_statistics
-from pfl_bench.report.statistics.sizes import (
-    quantity_skew,
-    size_histogram,
-    size_statistics,
-    sizes_over_splits,
-)
 from pfl_bench.types import DataError
 
-_BLOCK_EXAMPLES = 1 << 20
+PERCENTILES = (10, 25, 50, 75, 90)
+_CURVE_POINTS = 100
+_HISTOGRAM_BINS = 30
+# From this ratio of the largest to the smallest user, bins grow with the size.
+_WIDE = 20
+_BLOCK_EXAMPLES = 1 << 17
+_BLOCK_USERS = 1 << 14
 
 
 def store_statistics(store: Store) -> dict[str, Any]:
@@ -136,3 +137,164 @@ def _count(split: StoreSplit, column: str, names: list[str] | None) -> dict[str,
         "distinct": len(occurring),
         "counts": dict(zip(labels, counts[occurring].tolist(), strict=True)),
     }
+
+
+def sizes_over_splits(splits: Sequence[StoreSplit]) -> NDArray[np.int64]:
+    """Examples of each user over all splits, shape (U,), a user of several counted once."""
+    if len(splits) == 1:
+        return np.diff(splits[0].offsets)
+    totals: Counter[str] = Counter()
+    for split in splits:
+        sizes = np.diff(split.offsets).tolist()
+        for client_id, size in zip(split.client_ids(), sizes, strict=True):
+            totals[client_id] += size
+    return np.fromiter(totals.values(), dtype=np.int64, count=len(totals))
+
+
+def size_statistics(sizes: NDArray[np.int64]) -> dict[str, Any]:
+    """Mean, spread and percentiles of users' sizes, shape (U,); see ``store_statistics``."""
+    mean, sd = float(sizes.mean()), float(sizes.std())
+    percentiles = np.percentile(sizes, PERCENTILES)
+    return {
+        "mean": mean,
+        "sd": sd,
+        "min": int(sizes.min()),
+        "max": int(sizes.max()),
+        "percentiles": {
+            str(rank): float(value) for rank, value in zip(PERCENTILES, percentiles, strict=True)
+        },
+        "skewness": float((((sizes - mean) / sd) ** 3).mean()) if sd > 0 else None,
+    }
+
+
+def quantity_skew(sizes: NDArray[np.int64]) -> dict[str, Any]:
+    """Quantity skew: shares of all examples that the largest users hold; sizes of shape (U,), >= 1.
+
+    Returns:
+        - "largest_users": the smallest number k of largest users who hold at least as many
+          examples as all others, and "largest_share": k / U ("the largest 2.3% of users
+          collectively have as many images as the bottom 97.7%");
+        - "curve": "users" and "examples", shares from 0 to 1: the largest users and the share of
+          the examples that they hold. Every user is a point if there are few, else some 200
+          points, dense where the curve is steep.
+
+    Source:
+        Song et al. 2022 (FLAIR), section 4.2 and figure 2, left.
+    """
+    held = np.cumsum(np.sort(sizes)[::-1])
+    users, total = len(held), int(held[-1])
+    largest = int(np.searchsorted(2 * held, total)) + 1
+    points = np.arange(users + 1)
+    if users > 2 * _CURVE_POINTS:
+        even = np.linspace(0, users, _CURVE_POINTS + 1)
+        dense = np.geomspace(1, users, _CURVE_POINTS)
+        points = np.unique(np.rint(np.concatenate([even, dense])).astype(np.int64))
+    shares = np.concatenate([[0], held])[points] / total
+    return {
+        "largest_users": largest,
+        "largest_share": largest / users,
+        "curve": {"users": (points / users).tolist(), "examples": shares.tolist()},
+    }
+
+
+def size_histogram(sizes: Mapping[str, NDArray[np.int64]]) -> dict[str, Any]:
+    """Count users by size (arrays of shape (U,), at least 1 each), in the same bins for all splits.
+
+    Returns:
+        "edges", B + 1 integers: bin b has the sizes ``edges[b]`` to ``edges[b + 1] - 1``; the bins
+        are of one width, or grow geometrically ("logarithmic" is then true) where the largest user
+        has at least 20 times as much as the smallest; and "users", B counts for each split.
+    """
+    together = np.concatenate(list(sizes.values()))
+    low, high = int(together.min()), int(together.max()) + 1
+    wide = high - 1 >= _WIDE * low
+    if wide:
+        edges = np.unique(np.rint(np.geomspace(low, high, _HISTOGRAM_BINS + 1)).astype(np.int64))
+    else:
+        width = -(-(high - low) // _HISTOGRAM_BINS)
+        edges = np.arange(low, high + width, width)
+    return {
+        "edges": edges.tolist(),
+        "logarithmic": wide,
+        # The last bin of np.histogram is closed; no size reaches its upper edge.
+        "users": {name: np.histogram(own, edges)[0].tolist() for name, own in sizes.items()},
+    }
+
+
+def has_labels(split: StoreSplit) -> bool:
+    """Whether the split has a field "targets" of integer kind."""
+    targets = split.fields.get("targets")
+    return targets is not None and targets.numpy_dtype.kind in "iu"
+
+
+def label_statistics(splits: Sequence[StoreSplit], num_classes: int) -> dict[str, Any]:
+    """Count labels of splits of different users, and say how unequally users have them.
+
+    A label outside 0 to ``num_classes`` - 1 is a ``DataError``, and so is a file that was cut.
+
+    Returns:
+        - "counts": class to occurrences, for classes that occur;
+        - "share_of_users": class to the share, of all users, of those who have it at least once;
+        - "mean_distinct_per_user";
+        - "mean_total_variation": the mean over users of
+          TV(u) = 1/2 * sum over c of |p_u(c) - p(c)|, where p_u is the distribution of the user's
+          labels and p that of all labels; 0 when all users are alike, near 1 when each has labels
+          that others lack.
+
+        Users without any label are left out of both means, which are None if all users are.
+    """
+    pooled = np.zeros(num_classes, dtype=np.int64)
+    for _, labels in chain.from_iterable(_blocks(split, num_classes) for split in splits):
+        pooled += np.bincount(labels, minlength=num_classes)
+    share = pooled / max(1, pooled.sum())
+    having = np.zeros(num_classes, dtype=np.int64)
+    users, variation = 0, 0.0
+    for owners, labels in chain.from_iterable(_blocks(split, num_classes) for split in splits):
+        if not len(labels):
+            continue
+        totals = np.bincount(owners)
+        pairs, counts = np.unique(owners * num_classes + labels, return_counts=True)
+        classes = pairs % num_classes
+        having += np.bincount(classes, minlength=num_classes)
+        own = counts / totals[pairs // num_classes]
+        present = int(np.count_nonzero(totals))
+        users += present
+        # Classes that a user lacks add their share, and all shares add up to one: so only the
+        # classes that a user has are visited.
+        variation += 0.5 * (present + float((np.abs(own - share[classes]) - share[classes]).sum()))
+    everyone = sum(split.num_users for split in splits)
+    found = np.flatnonzero(pooled)
+    return {
+        "counts": {str(label): int(pooled[label]) for label in found},
+        "share_of_users": {str(label): float(having[label] / everyone) for label in found},
+        "mean_distinct_per_user": int(having.sum()) / users if users else None,
+        "mean_total_variation": variation / users if users else None,
+    }
+
+
+def _blocks(
+    split: StoreSplit, num_classes: int
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """Blocks of whole users: for each label its user, counted within the block, and its class."""
+    offsets, first = split.offsets, 0
+    while first < split.num_users:
+        limit = offsets[first] + _BLOCK_EXAMPLES
+        last = int(np.searchsorted(offsets, limit, side="right")) - 1
+        last = min(max(last, first + 1), first + _BLOCK_USERS)
+        start, stop = int(offsets[first]), int(offsets[last])
+        values = split.read("targets", start, stop)
+        owners = np.repeat(np.arange(last - first), np.diff(offsets[first : last + 1]))
+        if isinstance(values, list):
+            owners = np.repeat(owners, [len(value) for value in values])
+            labels = np.concatenate(values)
+        else:
+            owners = np.repeat(owners, values.size // len(values))
+            labels = values.reshape(-1)
+        if labels.size and not 0 <= labels.min() <= labels.max() < num_classes:
+            raise DataError(
+                f"split {split.name!r}, examples {start}:{stop}: labels {labels.min()} to "
+                f"{labels.max()} are not all within 0..{num_classes - 1}. The store is damaged; "
+                "copy it again or prepare it again."
+            )
+        yield owners, labels.astype(np.int64)
+        first = last

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
-from pfl_bench.report.statistics.sizes import PERCENTILES
+from pfl_bench.report.statistics.store import PERCENTILES
 from pfl_bench.report.table import Table
 
 _TABLE_LABELS = 20

@@ -15,8 +15,6 @@ import pytest
 from PIL import Image
 
 from pfl_bench.cli.main import main
-from pfl_bench.cli.privacy_plot import check_target
-from pfl_bench.types import ConfigError
 from privacy.amplification import Participation
 from privacy.calibration import epsilon_of_rounds
 from privacy.plan.budget import Budget
@@ -282,12 +280,6 @@ def test_an_svg_says_in_words_what_it_shows_and_is_the_same_twice(
     for words in ("100 of 1,000 users a round", "noise multiplier 4", "epsilon", "rounds", "rdp"):
         assert f">{words}" in text
     capsys.readouterr()
-
-
-def test_a_picture_without_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ConfigError, match="pip install matplotlib"):
-        check_target(tmp_path / "x.png")
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,7 @@ def test_a_row_says_its_own_numbers(capsys: Capture) -> None:
         (["--noise-multiplier", "2", *SETTING], "--mean is left out"),
         (["--mean", "3", *SETTING], "give one of --epsilon"),
         (["--mean", "3", "--eta", "1", *SETTING], "--eta and --gamma belong to one"),
+        (["--gamma", "0.2", *SETTING], "--eta and --gamma belong to one"),
         (["--mean", "0.5", "--noise-multiplier", "2", *SETTING], "from 1 to"),
         (["--mean", "3", "--noise-multiplier", "2"], "--population --cohort --rounds"),
         (["--mean", "3", "--row", "demo/private_federated", "--rounds", "3"], "the row says that"),

@@ -322,7 +322,7 @@ def test_an_edited_configuration_has_no_outcome(row: Path, tmp_path: Path, capsy
     assert verdicts(out)[0][0] == "edited"
     ((table,), seen) = standings([read_run(out)]), read_run(out)
     assert [line.rank for line in table.rows] == [None]
-    assert seen.expected[0].verdict == "edited"
+    assert seen.summary.expected[0].verdict == "edited"
     tree["federated"]["local_learning_rate"] = 0.2
     record.write_text(yaml.safe_dump(tree), encoding="utf-8")
     mended = read_run(out).summary
@@ -334,10 +334,10 @@ def test_a_typed_summary_has_no_outcome(row: Path, tmp_path: Path) -> None:
     assert main(["run", str(row), "--out", str(tmp_path / "run")]) == 0
     path = tmp_path / "run" / "summary.json"
     summary = json.loads(path.read_text())
-    assert read_run(path.parent).expected[0].verdict == "reproduced"
+    assert read_run(path.parent).summary.expected[0].verdict == "reproduced"
     for change in ({"settings_sha256": None}, {"settings_sha256": "3"}, {"seed": 5}):
         path.write_text(json.dumps({**summary, **change}))
-        assert read_run(path.parent).expected[0].verdict == "edited"
+        assert read_run(path.parent).summary.expected[0].verdict == "edited"
 
 
 def test_a_resumed_run_keeps_the_settings_of_its_checkpoints(

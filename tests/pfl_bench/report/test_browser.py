@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pfl_bench.report.leaderboard import write_leaderboard
+from pfl_bench.report.leaderboard import standings, write_leaderboard
 from pfl_bench.report.page import write_report
 from pfl_bench.report.run_folder import read_run
 from tests.pfl_bench.report.test_report import write_all
@@ -64,7 +64,7 @@ def board(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The leaderboard of the same runs."""
     root = tmp_path_factory.mktemp("ranked")
     runs = [read_run(path) for path in write_all(root)]
-    write_leaderboard(runs, root / "board.html", root / "board.json")
+    write_leaderboard(runs, standings(runs), root / "board.html")
     return root / "board.html"
 
 

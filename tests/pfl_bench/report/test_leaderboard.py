@@ -89,9 +89,8 @@ def test_private_rows_are_ranked_within_bounds_of_epsilon_and_the_front_is_marke
     found = {row["row"]: (row["rank"], row["front"]) for row in table["rows"]}
     assert found == {name: (rank, front) for name, (_, _, rank, front) in wanted.items()}
     assert [row["bound"] for row in table["rows"]] == [2.0] * 3 + [4.0] * 2 + [float("inf")]
-    (board,) = write_leaderboard(
-        [read_run(path) for path in runs_below(tmp_path)], tmp_path / "b.html", tmp_path / "b.json"
-    )
+    runs = [read_run(path) for path in runs_below(tmp_path)]
+    (board,) = write_leaderboard(runs, standings(runs), tmp_path / "b.html")
     assert board.picture is not None
     assert "at epsilon 3.9" in (tmp_path / "b.html").read_text()
     assert "1 (beyond 16)" in board.table.to_markdown()
@@ -187,7 +186,7 @@ def test_runs_without_a_number_to_rank_by_are_named(tmp_path: Path) -> None:
     sweep = write_run(tmp_path / "c", "c", "federated", expected=False)
     change(sweep / "summary.json", metrics={})
     runs = [read_run(path) for path in runs_below(tmp_path)]
-    (board,) = write_leaderboard(runs, tmp_path / "b.html", tmp_path / "b.json")
+    (board,) = write_leaderboard(runs, standings(runs), tmp_path / "b.html")
     assert len(board.table.rows) == 1
     left_out = json.loads((tmp_path / "b.json").read_text())["left_out"]
     assert left_out == {
@@ -200,7 +199,7 @@ def test_runs_without_a_number_to_rank_by_are_named(tmp_path: Path) -> None:
 def test_a_record_gives_the_lines_of_the_table_again(tmp_path: Path) -> None:
     runs = [read_run(write_run(tmp_path / str(s), "a", "private_federated", s)) for s in (0, 1)]
     (record,) = records(runs)
-    wanted = rows_of([run.summary for run in runs if run.summary is not None])
+    wanted = rows_of([run.summary for run in runs if run.is_finished])
     kept = TypeAdapter(Record).validate_json(json.dumps(asdict(record)))
     assert [line.judged() for line in kept.lines] == wanted
 

@@ -382,7 +382,7 @@ def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "r", "row", "federated", rounds=4, finished=False)
     run = read_run(folder)
     assert run.last_round == 4
-    assert run.status == "unfinished"
+    assert run.summary.status == "unfinished"
 
 
 def test_non_finite_numbers_are_read(tmp_path: Path) -> None:

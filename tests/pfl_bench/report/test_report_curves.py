@@ -17,7 +17,7 @@ from pfl_bench.report.curves import thin
 from pfl_bench.report.page import write_report
 from pfl_bench.report.panels import MAX_CURVES, learning_panels
 from pfl_bench.report.run_folder import RunRecord, read_run
-from pfl_bench.report.series import CLOCK, curve_of, numbers
+from pfl_bench.report.series import CLOCK, Curve, curve_of, numbers
 from tests.pfl_bench.report.test_report import Page, write_run
 
 
@@ -117,9 +117,10 @@ def test_unfinished_seeds_do_not_cut_the_finished_ones(tmp_path: Path) -> None:
 def test_many_points_keep_their_extremes() -> None:
     values = [math.sin(place / 7) for place in range(5000)]
     values[2222] = 9.0
-    x, y = thin(list(map(float, range(5000))), values)
+    thinned = thin(Curve(list(map(float, range(5000))), values, values, values, 1))
+    x = thinned.x
     assert len(x) <= 202
-    assert (x[0], x[-1], max(y)) == (0.0, 4999.0, 9.0)
+    assert (x[0], x[-1], max(thinned.y)) == (0.0, 4999.0, 9.0)
     assert x == sorted(x)
 
 

@@ -15,12 +15,12 @@ from pfl_bench.config.row_differences import settings_digest
 from pfl_bench.config.schema import RunConfig
 from pfl_bench.config.views import Figure, LoadedView, ViewRow, check_measured
 from pfl_bench.files import write_json
-from pfl_bench.report.boxes import box_keys, box_of
 from pfl_bench.report.costs import bytes_text, flops_text, price_of
 from pfl_bench.report.figures import DrawnFigure, draw_figures
 from pfl_bench.report.page import write_page, write_report
+from pfl_bench.report.pictures import box_keys, box_of
+from pfl_bench.report.run_facts import strata_tables
 from pfl_bench.report.run_folder import read_run
-from pfl_bench.report.strata import strata_tables
 from pfl_bench.types import ConfigError
 from tests.helpers import make_tree
 from tests.pfl_bench.report.test_report import Page

@@ -9,7 +9,7 @@ from scipy.stats import skew
 
 from pfl_bench.data import FieldSpec, Store, StoreWriter
 from pfl_bench.report.statistics import format_statistics, store_statistics
-from pfl_bench.report.statistics import labels as label_module
+from pfl_bench.report.statistics import store as store_module
 from pfl_bench.types import DataError
 
 BYTE = FieldSpec("uint8")
@@ -51,7 +51,7 @@ def label_statistics(users, num_classes):
 
 @pytest.mark.parametrize("block", [1, 7, 1 << 17])
 def test_against_direct_computation(tmp_path, monkeypatch, block):
-    monkeypatch.setattr(label_module, "_BLOCK_EXAMPLES", block)
+    monkeypatch.setattr(store_module, "_BLOCK_EXAMPLES", block)
     rng = np.random.default_rng(0)
     users = [rng.integers(0, rng.integers(1, 11), rng.integers(1, 30)) for _ in range(50)]
     write(tmp_path / "s.h5", {"train": users, "test": [[1, 1]]})

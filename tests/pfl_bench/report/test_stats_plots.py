@@ -10,7 +10,8 @@ from PIL import Image
 
 from pfl_bench.cli.main import main
 from pfl_bench.data import FieldSpec
-from pfl_bench.report.statistics.figures import picture_style, store_figures, write_pictures
+from pfl_bench.report.canvas import picture_style
+from pfl_bench.report.statistics.figures import store_figures, write_pictures
 from tests.pfl_bench.report.test_stats import statistics_of, write
 
 

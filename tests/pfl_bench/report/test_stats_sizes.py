@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from pfl_bench.report.statistics import format_statistics
-from pfl_bench.report.statistics.sizes import quantity_skew, size_histogram
+from pfl_bench.report.statistics.store import quantity_skew, size_histogram
 from tests.pfl_bench.report.test_stats import statistics_of, write
 
 SIZES = st.lists(st.integers(1, 5000), min_size=1, max_size=40)
