@@ -34,16 +34,11 @@ def planned(resolved: ResolvedConfig, out: Path) -> dict[str, Any]:
     ConfigError where the configuration claims no privacy; UserInputError and
     privacy.errors.PrivacyError as of a run that cannot begin.
     """
-    if resolved.config.privacy is None:
-        raise ConfigError(
-            f"{resolved.source}: the row claims no privacy, so that choosing among its runs has no "
-            "price; leave selection out, or take a private row, such as demo/private_federated"
-        )
     seen = preview(resolved, out)
     if seen.statement is None or seen.statement.unit == "none":
         raise ConfigError(
-            f"{resolved.source}: its mechanism neither clips nor noises, so that there is no "
-            "guarantee to account; choose a private one, such as gaussian"
+            f"{resolved.source}: the row claims no privacy, so that choosing among its runs has no "
+            "price; leave selection out, or take a private row, such as demo/private_federated"
         )
     return {**plan_of_statement(resolved, seen.statement.to_json_dict()), "split_by": seen.split_by}
 
