@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -69,6 +70,12 @@ _MOST_VALUES = 1_000_000  # a few lines of aliases of aliases stand for more tha
 
 def parse_yaml(text: str) -> Any:
     """Parse YAML that anybody may have written; a ValueError says what is wrong with it."""
+    return copy.deepcopy(_parsed(text))
+
+
+# A command reads one row and one run's settings several times, and parsing takes its time.
+@functools.lru_cache(maxsize=512)
+def _parsed(text: str) -> Any:
     try:
         value = yaml.load(text, Loader=_Loader)  # _Loader derives from SafeLoader
         check_values(value, _MOST_VALUES, allow_infinite=True)

@@ -15,6 +15,7 @@ import torch
 import pfl_bench
 from pfl_bench.federated.parts import build_model, build_task
 from pfl_bench.types import ConfigError, RunFolderError, UserInputError
+from tests import warm
 from tests.helpers import REPOSITORY, central_of
 
 Capture = pytest.CaptureFixture[str]
@@ -208,7 +209,7 @@ def test_messages_name_arguments_of_calls(tmp_path: Path) -> None:
         " federated__algorithm={'name': 'own'})\n"
         f"pfl_bench.run_row(row, {str(tmp_path / 'run')!r})\n"
     )
-    subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, check=True)
+    warm.python("-c", code, cwd=REPOSITORY, check=True)
     with pytest.raises(UserInputError, match=r"plugins=\[") as refused:
         pfl_bench.load_run(tmp_path / "run").model()
     assert "--plugins" not in str(refused.value)

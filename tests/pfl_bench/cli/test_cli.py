@@ -26,10 +26,6 @@ from tests.helpers import REPOSITORY
 Capture = pytest.CaptureFixture[str]
 
 
-def command(*arguments: object) -> list[str]:
-    return [sys.executable, "-m", "pfl_bench", *map(str, arguments)]
-
-
 def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
 
@@ -405,9 +401,8 @@ def test_a_second_process_on_one_folder_is_refused(
 ) -> None:
     path = config_file("federated", federated__num_rounds=100_000)
     out = tmp_path / "run"
-    first = subprocess.Popen(
-        command("run", path, "--out", out), env=environment(), stderr=subprocess.DEVNULL
-    )
+    arguments = ("-m", "pfl_bench", "run", str(path), "--out", str(out))
+    first = warm.start(arguments, str(tmp_path), environment(), (os.devnull, os.devnull))
     try:
         deadline = time.monotonic() + 60
         while not (out / "metrics.jsonl").exists() and time.monotonic() < deadline:
@@ -417,13 +412,13 @@ def test_a_second_process_on_one_folder_is_refused(
         done = len(read_metrics(out / "metrics.jsonl"))
         while len(read_metrics(out / "metrics.jsonl")) < done + 2 and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert first.poll() is None
+        assert first.is_alive()
         rounds = [row["round"] for row in read_metrics(out / "metrics.jsonl")]
         assert len(rounds) >= done + 2, "the first goes on"
         assert rounds == list(range(1, len(rounds) + 1))
     finally:
         first.kill()
-        first.wait()
+        first.join()
 
 
 def test_a_file_is_not_replaced_unasked(

@@ -45,15 +45,13 @@ def loaded(code: str, argument: str, suspects: tuple[str, ...]) -> list[str]:
 @pytest.mark.parametrize("option", ["--help", "--version"])
 def test_help_and_version_import_the_standard_library_alone(option: str) -> None:
     heavy = ("torch", "numpy", "pydantic", "yaml", "h5py", "filelock", "wandb", "submitit")
-    assert loaded(HELP, option, heavy) == []
-    assert loaded(HELP, option, ("argparse",)) == ["argparse"]
+    assert loaded(HELP, option, (*heavy, "argparse")) == ["argparse"]
 
 
 def test_a_row_imports_what_it_needs_alone() -> None:
     row = "configs/demo/federated.yaml"
     others = ("sklearn", "scipy", "pandas", "matplotlib", "torchvision", "opacus", "wandb")
-    assert loaded(ROW, row, (*others, "dp_accounting", "submitit")) == []
-    assert loaded(ROW, row, ("torch",)) == ["torch"]
+    assert loaded(ROW, row, (*others, "dp_accounting", "submitit", "torch")) == ["torch"]
 
 
 FIRST = """

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ import pytest
 
 from pfl_bench.cli.main import main
 from pfl_bench.config.row_differences import is_harmless
+from tests import warm
 from tests.helpers import REPOSITORY
 
 MARGIN = """
@@ -48,11 +47,8 @@ def build(options, facts):
 
 def run(row: Path, out: Path, *more: str) -> dict[str, Any]:
     """Run a row with the plug-ins beside it, in a process of its own."""
-    command = [sys.executable, "-m", "pfl_bench", "run", str(row), "--plugins", str(row.parent)]
-    done = subprocess.run(
-        [*command, "--out", str(out), *more],
-        cwd=REPOSITORY, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    command = ["-m", "pfl_bench", "run", str(row), "--plugins", str(row.parent)]
+    done = warm.python(*command, "--out", str(out), *more, cwd=REPOSITORY)
     if done.returncode:
         return {"error": done.stderr}
     found: dict[str, Any] = json.loads((out / "summary.json").read_text(encoding="utf-8"))
