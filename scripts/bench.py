@@ -13,7 +13,6 @@ compute the same thing are compared.
     python scripts/bench.py shakespeare              # a round of LEAF's LSTM for characters
     python scripts/bench.py reddit-scale             # a store of 1.66 million clients
     python scripts/bench.py metrics                  # average precision on FLAIR's fine labels
-    python scripts/bench.py products                 # large weights and a few rows, in both orders
     python scripts/bench.py scale                    # time and memory against the cohort
     python scripts/bench.py systems                  # clock and selection, 500,000 devices
     python scripts/bench.py page *.json              # the tables of docs/performance.md
@@ -33,7 +32,6 @@ SUBJECTS = {
     "flair": "a federated round of FLAIR's ResNet-18",
     "metrics": "multi-label metrics on FLAIR's test set's size",
     "page": "Markdown of what --json wrote",
-    "products": "large weights and a few rows, multiplied in both orders",
     "reddit": "a federated round of Reddit's LSTM",
     "reddit-scale": "opening and sampling a store of Reddit's size",
     "scale": "time and peak memory of a round against the cohort",
@@ -61,8 +59,6 @@ def main() -> None:
         from benchmarks import flair as subject
     elif arguments.what == "page":
         from benchmarks import page as subject
-    elif arguments.what == "products":
-        from benchmarks import products as subject
     elif arguments.what == "reddit":
         from benchmarks import reddit as subject
     elif arguments.what == "reddit-scale":

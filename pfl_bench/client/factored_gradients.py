@@ -24,16 +24,6 @@ from pfl_bench.types import GivesFactoredGradients, KeepFactors
 SMALLEST = 1 << 18
 
 
-def weights_come_first(rows: int, outputs: int) -> bool:
-    """Whether a CPU multiplies large weights by the inputs faster than the inputs by the weights.
-
-    So it was measured with MKL on one thread, although what is computed is then transposed: the one
-    order takes as long for sixteen rows as for one, the other grows by steps of a few rows
-    (``scripts/bench.py products``).
-    """
-    return 7 <= rows <= (32 if outputs <= 256 else 16)
-
-
 @dataclass(frozen=True, slots=True)
 class FactoredGradient:
     """The matrix ``left.T @ right``, of shapes (n, rows) and (n, columns)."""
@@ -189,10 +179,7 @@ class _Linear(torch.autograd.Function):
         inputs = inputs.to(weight.dtype)
         ctx.save_for_backward(inputs, weight)
         ctx.keep = keep
-        if not weights_come_first(len(inputs), len(weight)):
-            return functional.linear(inputs, weight, bias)
-        outputs = torch.mm(weight, inputs.t()).t().contiguous()
-        return outputs if bias is None else outputs.add_(bias)
+        return functional.linear(inputs, weight, bias)
 
     @staticmethod
     @once_differentiable

@@ -13,12 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pfl_bench.client.batched import layers
 from pfl_bench.client.batched.auto_slots import automatic_slots
 from pfl_bench.client.engines import sequential, vectorized
 from pfl_bench.client.engines.sequential import SequentialEngine
 from pfl_bench.client.engines.vectorized import VectorizedEngine
-from pfl_bench.client.factored_gradients import weights_come_first
 from pfl_bench.client.flat_model import FlatModel
 from pfl_bench.client.forward import Forward
 from pfl_bench.config.loading import resolve
@@ -373,16 +371,7 @@ def test_batches_of_minibatch_sgd_are_not_padded_out_of_proportion() -> None:
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_ten_rows_and_large_weights_are_multiplied_alike(
-    bias: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    orders: list[bool] = []
-
-    def counted(rows: int, outputs: int) -> bool:
-        orders.append(weights_come_first(rows, outputs))
-        return orders[-1]
-
-    monkeypatch.setattr(layers, "weights_come_first", counted)
+def test_ten_rows_and_large_weights_are_multiplied_alike(bias: bool) -> None:
     torch.manual_seed(0)
     # 2^18 weights.
     module = nn.Sequential(nn.Linear(6, 1024), nn.ReLU(), nn.Linear(1024, 256, bias), nn.ReLU())
@@ -390,7 +379,6 @@ def test_ten_rows_and_large_weights_are_multiplied_alike(
     local = replace(LOCAL, batch_size=10)
     both, users = on_ragged(module, local, slots=2, sizes=(10, 10, 3, 3))
     both.check(users)
-    assert set(orders) == {False, True}
 
 
 def test_engine_slots_are_refused_where_there_are_none() -> None:

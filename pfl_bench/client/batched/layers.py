@@ -21,7 +21,6 @@ from torch.nn import functional
 from pfl_bench.client.batched.convolution import convolve
 from pfl_bench.client.batched.gradients import Products, Rows
 from pfl_bench.client.batched.step_context import StepContext
-from pfl_bench.client.factored_gradients import SMALLEST, weights_come_first
 from pfl_bench.client.precision import is_mixed, without_autocast
 from pfl_bench.types import ComputesInSlots
 
@@ -87,14 +86,6 @@ class _Linear(torch.autograd.Function):
         inputs = inputs.to(weight.dtype)
         ctx.save_for_backward(inputs, weight)
         ctx.keep = keep
-        is_large = weight[0].numel() >= SMALLEST and inputs.device.type == "cpu"
-        if is_large and weights_come_first(inputs.shape[1], weight.shape[1]):
-            columns = inputs.transpose(1, 2)
-            if bias is None:
-                outputs = torch.bmm(weight, columns)
-            else:
-                outputs = torch.baddbmm(bias.unsqueeze(2), weight, columns)
-            return outputs.transpose(1, 2).contiguous()
         if bias is None:
             return torch.bmm(inputs, weight.transpose(1, 2))
         return torch.baddbmm(bias.unsqueeze(1), inputs, weight.transpose(1, 2))

@@ -1,8 +1,7 @@
 """The cross-entropy of a linear layer's outputs, with passes of its own for many outputs on CPUs.
 
 The layer's outputs, their softmax and the loss's gradient by them are one matrix each time, so it
-is written once and then worked on in place. It lies with the examples as its fast axis: that is the
-order in which a CPU multiplies large weights by a few dozen rows fastest.
+is written once and then worked on in place. It lies with the examples as its fast axis.
 """
 
 from __future__ import annotations
