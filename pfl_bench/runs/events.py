@@ -23,11 +23,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from pfl_bench.config.schema import RunConfig
 from pfl_bench.types import ConfigError, DataFacts
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Functions of releases and of the configuration.
 RELEASED = frozenset(

@@ -12,16 +12,18 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
-from torch import Tensor
 
 from pfl_bench import plugins
 from pfl_bench.config.bundled_rows import bundled_configs
 from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.runs.events import RELEASED
 from pfl_bench.runs.tracker import Notice, Tracked, Tracker, one_line, scalar
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Trackers:
