@@ -377,7 +377,13 @@ def test_data_that_are_gone_are_skipped_and_said(
             "privacy__epsilon": None,
             "privacy__noise_multiplier": 2.0,
         },
-        {"federated__sampling": "truncated_poisson", "privacy__accountant": "pld"},
+        {
+            "federated__sampling": "truncated_poisson",
+            "privacy__accountant": "pld",
+            # Calibrated in tests/privacy/accountants/test_truncation.py.
+            "privacy__epsilon": None,
+            "privacy__noise_multiplier": 2.0,
+        },
         {
             "federated__sampling": "full",
             "federated__cohort_size": 60,

@@ -141,6 +141,8 @@ SLOW = {"federated__central_learning_rate": 0.05}
         {
             "federated__sampling": "truncated_poisson",
             "privacy__accountant": "pld",
+            "privacy__epsilon": None,
+            "privacy__noise_multiplier": 2.0,
             "privacy__mechanism": {"name": "gaussian", "clip_norm": 0.5},
             "federated__local_batches": "across_epochs",
             "federated__local_steps": 3,

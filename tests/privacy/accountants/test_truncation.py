@@ -13,6 +13,7 @@ from scipy import integrate, stats
 from privacy.accountant import compute_epsilon
 from privacy.accountants.truncation import crowding, truncated_pld, untruncated
 from privacy.amplification import Participation, sampled_gaussian
+from privacy.calibration import calibrate_noise_multiplier
 from privacy.errors import PlanError
 
 
@@ -108,6 +109,15 @@ def test_the_cap_costs_something_and_less_than_a_replaced_user_would(
     assert cut < loose
     # Documented (docs/privacy.md).
     assert cut == pytest.approx(0.8895, rel=1e-3)
+
+
+def test_noise_is_calibrated_to_its_tolerance() -> None:
+    # From 20 on, the grid of losses is coarse, and a search takes seconds.
+    users, budget = users_of(60, 30), 25.0
+    noise = calibrate_noise_multiplier(budget, 1e-5, users, 6, "pld")
+    just_below = noise * (1.0 - 1e-4)
+    assert epsilon(60, 30, noise, 6, "truncated_poisson") <= budget
+    assert epsilon(60, 30, just_below, 6, "truncated_poisson") > budget
 
 
 def test_a_cohort_of_everybody_is_never_cut() -> None:
