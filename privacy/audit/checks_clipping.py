@@ -41,9 +41,7 @@ _KNOWN_BOUNDS = ("fixed", "adaptive", "per_example")
 def check_clip_bound(evidence: Evidence, inputs: AuditInputs) -> Finding:
     """No clipped norm exceeds the bound, nor the sum what so many updates can come to."""
     keys = ("clip_norm", "largest_clipped_norm", "largest_norm", "num_clipped", "num_contributions")
-    clip, clipped, largest, number, updates, norm, weight = evidence.need(
-        *keys, "sum_norm", "total_weight"
-    )
+    clip, clipped, largest, number, updates, norm = evidence.need(*keys, "sum_norm")
     most = updates * clip * (1.0 + _SUM_ROUNDING) + 1e-30
     found = Finding()
     found.where("there is no bound", ~(clip > 0) | np.isinf(clip))
@@ -52,8 +50,9 @@ def check_clip_bound(evidence: Evidence, inputs: AuditInputs) -> Finding:
     longer = ~((norm >= 0.0) & (norm <= most))
     found.where("the sum is longer than its updates can make it", longer)
     found.where("more updates are clipped than summed", ~(number <= updates))
-    wrong = ~(np.abs(weight - updates) <= 1e-9 * np.maximum(1.0, updates))
-    found.where("the weights do not add up to the number of updates", wrong)
+    if evidence.has("total_weight"):
+        wrong = ~(np.abs(evidence["total_weight"] - updates) <= 1e-9 * np.maximum(1.0, updates))
+        found.where("the weights do not add up to the number of updates", wrong)
     if inputs.configured.description.clips_to_bound:
         other = ~(np.abs(clipped - np.minimum(largest, clip)) <= _NORM_ROUNDING * clip)
         found.where("the largest clipped norm is not the largest norm, clipped", other)
@@ -78,10 +77,10 @@ def check_clip_bound(evidence: Evidence, inputs: AuditInputs) -> Finding:
     "else moves the sum.",
 )
 def check_clip_probe(evidence: Evidence, inputs: AuditInputs) -> Finding:
-    norm, moved, bit, clip, updates, between = evidence.need(
-        "probe.norm", "probe.moved", "probe.bit", "clip_norm", "num_contributions", "unseen"
+    norm, moved, bit, clip, updates = evidence.need(
+        "probe.norm", "probe.moved", "probe.bit", "clip_norm", "num_contributions"
     )
-    seen, found = ~np.isnan(bit), Finding()
+    seen, between, found = ~np.isnan(bit), evidence["unseen"], Finding()
     # Of huge models one client is watched, and nothing between the clients.
     one = np.isnan(between)
     if not one.all():
@@ -195,12 +194,12 @@ def _moved(clip: Array, fraction: Array, options: Mapping[str, Any]) -> Array:
 
 def _check_fraction(evidence: Evidence, inputs: AuditInputs, found: Finding) -> None:
     """The released fraction is the noised sum of bits of a half over the configured cohort."""
-    keys = ("noisy_fraction_unclipped", "num_contributions", "num_clipped", "count_noise_stddev")
-    fraction, updates, clipped, stddev = evidence.need(*keys)
-    draw = np.where(stddev > 0, evidence["noise.count_draw"], 0.0)
+    fraction, stddev = evidence["noisy_fraction_unclipped"], evidence["count_noise_stddev"]
+    updates, clipped = evidence["num_contributions"], evidence["num_clipped"]
+    draw = np.where(stddev == 0.0, 0.0, evidence["noise.count_draw"])
     found.where("no fraction is released", np.isnan(fraction))
     found.where("the noise of the count was not seen", np.isnan(draw))
     cohort = inputs.configured.cohort_size
     expected = (updates / 2.0 - clipped + stddev * draw) / cohort + 0.5
-    wrong = np.abs(fraction - expected) > 1e-9 * (1.0 + updates / cohort + np.abs(fraction))
+    wrong = ~(np.abs(fraction - expected) <= 1e-9 * (1.0 + updates / cohort + np.abs(fraction)))
     found.where("the released fraction is not that of the counted updates", wrong)

@@ -254,6 +254,11 @@ def _derived_problems(inputs: AuditInputs, evidence: Evidence) -> Iterator[str]:
         expected = "replace-one"
     if adjacency != expected:
         yield f"adjacency is {adjacency!r}, but {sampling} sampling is accounted under {expected!r}"
+    layers = inputs.data.batchnorm_layers
+    if layers and "batchnorm_layers" not in constants:
+        yield f"the model has the layers {', '.join(layers)}, of which the ledger does not say"
+    if inputs.configured.unit == "user" and "weighting" not in constants:
+        yield "the ledger does not say how users weigh"
     separation = evidence.constant("separation", default=1)
     for label in SIDES:
         rate = evidence.constant("cohort_size", label) * separation

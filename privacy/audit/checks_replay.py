@@ -22,7 +22,7 @@ from privacy.audit.check import Finding, check
 from privacy.audit.checks_noise import observed
 from privacy.audit.errors import IncompleteError, SkippedError
 from privacy.audit.evidence import Evidence
-from privacy.audit.inputs import AuditInputs, Replay, SeedRecord
+from privacy.audit.inputs import AuditInputs, Replay, SeedRecord, json_equal
 from privacy.audit.recomputed_noise import sums_of
 from privacy.errors import PrivacyError
 from privacy.recording.central_record import users_digest
@@ -190,6 +190,12 @@ def check_noise_replay(evidence: Evidence, inputs: AuditInputs) -> Finding:
     seen = observed(evidence, inputs)
     if isinstance(replay.noise, str):
         raise SkippedError(replay.noise)
+    # Without the model its length is that of the statement.
+    if inputs.data.num_parameters is None and not json_equal(
+        inputs.statement.get("num_parameters"), evidence.constant("num_parameters")
+    ):
+        reason = "statement and ledger have another number of parameters each: see configuration"
+        raise IncompleteError(reason)
     rounds = seen.rounds[_chosen(len(seen.rounds), replay.noise_rounds) - 1]
     if replay.needs_every_round:
         if evidence.rounds > inputs.configured.num_rounds:
@@ -210,7 +216,11 @@ def check_noise_replay(evidence: Evidence, inputs: AuditInputs) -> Finding:
     wrong, counts, scales, elsewhere, compared, whole = [], [], [], [], 0, 0
     sample: list[NDArray[np.float64]] = []
     for number, is_visible in zip(rounds.tolist(), visible, strict=True):
-        drawn, line = replay.noise(number, int(canaries[number - 1])), number - 1
+        line = number - 1
+        try:
+            drawn = replay.noise(number, int(canaries[line]))
+        except (ValueError, PrivacyError) as error:
+            raise IncompleteError(f"no noise can be drawn of round {number} ({error})") from None
         if drawn.stddev is not None:
             claimed = stddev[line] / evidence["clip_norm"][line]
             if not abs(claimed - drawn.stddev * fresh) <= _OF_STDDEV * claimed:

@@ -249,6 +249,17 @@ def scale(**factors: float) -> Callable[[Lines], None]:
     return apply
 
 
+def without(key: str, **changes: Any) -> Callable[[Lines], None]:
+    """No line has that key; line 9 is changed besides."""
+
+    def apply(lines: Lines) -> None:
+        edit(9, **changes)(lines)
+        for line in lines:
+            del line[key]
+
+    return apply
+
+
 # What is written is not what was configured, or contradicts itself.
 WRITTEN: dict[str, tuple[Callable[[Lines], None], str]] = {
     "a final line dropped": (lambda lines: lines.pop(), "rounds"),
@@ -304,9 +315,34 @@ WRITTEN: dict[str, tuple[Callable[[Lines], None], str]] = {
     "weights that do not add up": (edit(6, total_weight=99.0), "clip_bound"),
     "a control variate is sent": (edit(0, uploads=["update", "control"]), "configuration"),
     "BatchNorm": (edit(0, batchnorm_layers=["norm1"]), "configuration"),
+    "weights that nobody recorded": (without("weighting"), "configuration"),
+    "a bound of which no weight is recorded": (
+        without("total_weight", largest_clipped_norm=9.0),
+        "clip_bound",
+    ),
+    "a bit of which no sum is recorded": (without("unseen", probe__bit=1.0), "clip_probe"),
+    "a bound of which no count is recorded": (
+        without("count_noise_stddev", clip_norm=0.7),
+        "clip_path",
+    ),
+    "a fraction of which no count is recorded": (without("count_noise_stddev"), "clip_path"),
     "a client that nobody watched": (edit(5, watched=3), "clip_probe"),
     "a release made twice": (edit(6, release_sha256="ab" * 32), "releases"),
 }
+
+
+def test_layers_that_gather_statistics_are_found_in_a_model_of_which_the_ledger_says_nothing() -> (
+    None
+):
+    lines = make_lines(QUICK)
+    for line in lines:
+        del line["batchnorm_layers"]
+    inputs = read_inputs(QUICK, lines)
+    for layers, words in (((), ""), (("norm1",), "the model has the layers norm1")):
+        built = replace(inputs, data=replace(inputs.data, batchnorm_layers=layers))
+        found = check_configuration(read(lines), built)
+        assert (found.outcome == "failed") is bool(layers)
+        assert words in found.evidence
 
 
 @cache
@@ -703,6 +739,6 @@ def test_lines_of_another_version_are_skipped_and_named() -> None:
         del line["noise"], line["probe"], line["total_weight"]
     checks = {c.name: c for c in _observed_checks(read(lines), read_inputs(TRUE, lines))}
     assert failed(checks) == {}
-    for name in ("noise_scale", "clip_probe", "clip_bound"):
+    for name in ("noise_scale", "clip_probe"):
         assert checks[name].outcome == "skipped"
     assert "does not record noise" in checks["noise_scale"].evidence

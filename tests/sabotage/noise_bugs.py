@@ -229,6 +229,25 @@ def unrandomized_reports(patch: Patch) -> None:
     patch.setattr(privunit, "_report", lambda clipped, clip_norm, plan, rng: clipped)
 
 
+def cancelling_reports(patch: Patch) -> None:
+    """Every other report takes back what the one before has across its own direction."""
+    real, held = privunit.randomize, []
+
+    def randomize(direction: Any, plan: Any, rng: Any) -> Any:
+        report = real(direction, plan, rng)
+        if direction is None:
+            return report
+        along = float(report @ direction) * direction
+        if not held:
+            held.append(report - along)
+            return report
+        across = held.pop()
+        across = across - float(across @ direction) * direction
+        return along - across * (np.linalg.norm(report - along) / np.linalg.norm(across))
+
+    patch.setattr(privunit, "randomize", randomize)
+
+
 NOISE_BUGS = (
     Bug(
         "no_noise",
@@ -404,6 +423,14 @@ NOISE_BUGS = (
         "`privunit._report` gives back what it gets",
         expects=("noise_scale",),
         plant=unrandomized_reports,
+        changes=PRIVUNIT,
+    ),
+    Bug(
+        "cancelling_reports",
+        "PrivUnit's clients draw in pairs: their reports cancel across their updates",
+        "in `privunit.randomize`",
+        expects=("noise_scale",),
+        plant=cancelling_reports,
         changes=PRIVUNIT,
     ),
     Bug(

@@ -40,6 +40,64 @@ class Mine(gaussian.Gaussian):
 def build(options, noise):
     return Mine(options.clip_norm, noise)
 '''
+# These state the law of their noise, but not how it is drawn, so that it is not drawn again.
+UNEVEN = '''"""Gaussian noise whose scale alternates between rounds, and is right on average."""
+
+from privacy.mechanism import Release, noised_mean
+from privacy.mechanisms import gaussian
+from privacy.noise.clipped_sum import ClippedSum
+
+Options, DESCRIPTION = gaussian.Options, gaussian.DESCRIPTION
+
+
+class Mine(ClippedSum):
+    name = "uneven"
+    description = DESCRIPTION
+    composition = gaussian.Gaussian.composition
+    _factor = 1.1
+
+    def release(self, aggregate, rng):
+        stddev = self._noise.noise_multiplier * self._noise.ratio * self._clip_norm
+        self._factor = 2.0 - self._factor
+        scaled = stddev * self._factor
+        mean = noised_mean(aggregate.total, scaled, self._noise.cohort_size, rng)
+        return Release(mean, self._clip_norm, stddev)
+
+
+def build(options, noise):
+    return Mine(options.clip_norm, noise)
+'''
+ACROSS = '''"""Clients whose noise spares the direction of their own update."""
+
+import torch
+
+from privacy.mechanisms import local_gaussian
+
+Options, DESCRIPTION = local_gaussian.Options, local_gaussian.DESCRIPTION
+
+
+class Mine(local_gaussian.LocalGaussian):
+    name = "across"
+
+    def _randomize(self, report, rng):
+        bare = report.double()
+        noise = torch.from_numpy(rng.standard_normal(len(bare)))
+        noise -= (noise @ bare) / (bare @ bare) * bare
+        report.add_((self._report_stddev(len(bare)) * noise).float())
+
+
+def build(options, noise):
+    return Mine(options.clip_norm, noise)
+'''
+UNSEEN_BY_REPLAY = {
+    "uneven": (UNEVEN, "noise_scale", "the scale varies from round to round"),
+    "across": (ACROSS, "report_noise", "noise goes with the client's own update by its spread"),
+}
+CHANGES = {
+    "privacy__epsilon": None,
+    "privacy__noise_multiplier": 1.0,
+    "privacy__noise_cohort_size": None,
+}
 MECHANISMS = {
     "sound": ("stddev", "rng"),
     "silent": ("0.0", "rng"),
@@ -53,8 +111,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(plugins, "__path__", [])
     monkeypatch.setenv(plugins.FOLDERS, "")
     (tmp_path / "mechanisms").mkdir()
+    texts = {name: text for name, (text, *_) in UNSEEN_BY_REPLAY.items()}
     for name, (stddev, rng) in MECHANISMS.items():
-        text = MECHANISM.format(name=name, stddev=stddev, rng=rng)
+        texts[name] = MECHANISM.format(name=name, stddev=stddev, rng=rng)
+    for name, text in texts.items():
         (tmp_path / "mechanisms" / f"{name}.py").write_text(text, encoding="utf-8")
     _digests_of_plugins.cache_clear()
     plugins.add_folder(tmp_path)
@@ -66,14 +126,20 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_noise_that_is_none_or_the_same_fails(name: str, folder: Path) -> None:
-    changes = {
-        "privacy__mechanism": {"name": name, "clip_norm": 0.5},
-        "privacy__epsilon": None,
-        "privacy__noise_multiplier": 1.0,
-        "privacy__noise_cohort_size": None,
-    }
-    run(make_config("private_federated", **changes), folder / "run")
+    mechanism = {"name": name, "clip_norm": 0.5}
+    run(make_config("private_federated", privacy__mechanism=mechanism, **CHANGES), folder / "run")
     done = audit_run(folder / "run", recompute="sample")
     failed = {check.name for check in done.checks if check.outcome == "failed"}
     assert failed == (set() if name == "sound" else {"releases"})
     assert name != "sound" or done.words == "passed on records alone"
+
+
+@pytest.mark.parametrize("name", UNSEEN_BY_REPLAY)
+def test_noise_of_the_wrong_law_that_is_not_drawn_again_fails(name: str, folder: Path) -> None:
+    _, expected, words = UNSEEN_BY_REPLAY[name]
+    mechanism = {"name": name, "clip_norm": 0.5}
+    run(make_config("private_federated", privacy__mechanism=mechanism, **CHANGES), folder / "run")
+    checks = {check.name: check for check in audit_run(folder / "run", 1).checks}
+    assert {name for name, check in checks.items() if check.outcome == "failed"} == {expected}
+    assert words in checks[expected].evidence
+    assert checks["noise_replay"].outcome == "skipped"

@@ -65,7 +65,7 @@ def gather_inputs(run: OpenedRun, statement: Mapping[str, Any]) -> AuditInputs:
         attacks=read_attacks(folder, resolved),
         metrics=_read_metric_columns(folder, resolved),
         central_optimizer=central_optimizer(resolved, run.data, _count_lines(folder)),
-        replay=make_replay(run, record.value),
+        replay=make_replay(run, record.value, statement),
         seed=record,
         rebuilt=rebuild(run, "final" if is_final else "planned"),
         missing=_missing_files(folder, is_final, resolved.config.federated is not None),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from pfl_bench.federated.parts import build_mechanism
 from pfl_bench.runs.auditing.opened import OpenedRun
-from privacy.audit.inputs import DrawUsers, Replay
+from privacy.audit.inputs import DrawUsers, Replay, as_number
 from privacy.description import Tree
 from privacy.mechanism import NoiseScale, ReplayedNoise, ReplaysNoise, RoundStreams
 from privacy.recording.central_record import COORDINATES
@@ -30,12 +31,14 @@ if TYPE_CHECKING:
 _MOST_ROUNDS = 200_000
 _MOST_NORMALS = 200_000_000
 _MOST_CLIENT_STREAMS = 100_000
+_MOST_USERS = 20_000_000
 
 
-def make_replay(run: OpenedRun, seed: int | None) -> Replay | str:
+def make_replay(run: OpenedRun, seed: int | None, statement: Mapping[str, Any]) -> Replay | str:
     """The draws that can be made anew of a run; in words, why none can be.
 
-    ``seed`` is None where no file has it.
+    ``seed`` is None where no file has it; of data and models that are not at hand the ``statement``
+    says how many users and parameters they have.
     """
     options = run.resolved.config.federated
     if options is None:
@@ -46,7 +49,7 @@ def make_replay(run: OpenedRun, seed: int | None) -> Replay | str:
             "neither can be drawn anew"
         )
     cohort = _cohorts(options, seed)
-    noise = _Noise(run, options, seed, cohort)
+    noise = _Noise(run, options, seed, cohort, statement)
     return Replay(
         cohort=cohort,
         noise=noise.reason or noise,
@@ -76,6 +79,12 @@ def _cohorts(options: FederatedOptions, seed: int) -> DrawUsers | str:
     return draw_users
 
 
+def _whole(value: Any, most: int) -> int:
+    """A number of a statement that may be damaged; 0 if it is none, or not from 1 to ``most``."""
+    number = as_number(value)
+    return int(number) if 1 <= number <= most and number == int(number) else 0
+
+
 class _Noise:
     """Each round's noise, in multiples of its standard deviation; of some rounds its beginning.
 
@@ -83,11 +92,19 @@ class _Noise:
     """
 
     def __init__(
-        self, run: OpenedRun, options: FederatedOptions, seed: int, cohort: DrawUsers | str
+        self,
+        run: OpenedRun,
+        options: FederatedOptions,
+        seed: int,
+        cohort: DrawUsers | str,
+        statement: Mapping[str, Any],
     ) -> None:
         resolved, data = run.resolved, run.data
         self._seed, self._cohort = seed, cohort
-        self._num_users, self._length = data.num_units or 0, data.num_parameters or COORDINATES
+        stated = statement["actual"].get("population_size")
+        self._num_users = data.num_units or _whole(stated, _MOST_USERS)
+        length = data.num_parameters or _whole(statement.get("num_parameters"), _MOST_NORMALS)
+        self._length = length or COORDINATES
         name = resolved.tree["privacy"]["mechanism"]["name"]
         # Its noise is drawn at multiplier 1; without noise, no setting of it is infeasible.
         scale = NoiseScale(
@@ -108,6 +125,8 @@ class _Noise:
         if described.randomizes_clients:
             vectors = options.cohort_size
             self.most_rounds = max(1, _MOST_CLIENT_STREAMS // vectors)
+            if data.num_units is None:
+                self.most_rounds = min(self.most_rounds, _MOST_NORMALS // (self._num_users or 1))
         elif isinstance(described.strategy, Tree):
             # A round draws two vectors on average, one after another, whole.
             vectors = 0
@@ -115,13 +134,13 @@ class _Noise:
         # All elements are drawn in each so many rounds; where rounds hang together, in all or none.
         self._every = -(-options.num_rounds * vectors * self._length // _MOST_NORMALS) or 1
         self.reason = ""
-        if data.num_parameters is None:
+        if not length:
             self.reason = "the model is not at hand, and with it how many elements a round draws"
         elif described.reports == "direction":
             self.reason = "a report is a random vector about its client's update: it has no noise"
         elif name not in MECHANISMS and not isinstance(self._mechanism, ReplaysNoise):
             self.reason = f"how the mechanism {name} draws its noise is not known to the audit"
-        elif described.randomizes_clients and (isinstance(cohort, str) or data.num_units is None):
+        elif described.randomizes_clients and (isinstance(cohort, str) or not self._num_users):
             why = cohort if isinstance(cohort, str) else "the data are not at hand"
             self.reason = f"each client draws its own noise, and {why}"
 
