@@ -96,7 +96,7 @@ def test_a_run_passes_and_prints_what_it_rests_on(
 ) -> None:
     code, out, _ = command(capsys, str(finished))
     assert code == 0
-    assert "PASSED: recomputed 6 of 6 rounds; 36 passed, 0 failed, 0 incomplete, 2 skipped" in out
+    assert "PASSED: recomputed 6 of 6 rounds; 30 passed, 0 failed, 0 incomplete, 2 skipped" in out
     assert "PASS  noise_scale: standard deviation" in out
     assert "A run of this length shows a scale that is" in " ".join(out.split())
     assert "Outside of the guarantee" in out
@@ -106,7 +106,7 @@ def test_a_run_passes_and_prints_what_it_rests_on(
     assert written["ledger_sha256"] == ledger
     assert written["passed"] is True
     assert written["verdict"] == "passed"
-    assert written["counts"] == {"passed": 36, "failed": 0, "incomplete": 0, "skipped": 2}
+    assert written["counts"] == {"passed": 30, "failed": 0, "incomplete": 0, "skipped": 2}
 
 
 def test_json_is_one_object_and_the_file_s_content(
@@ -530,7 +530,7 @@ def test_the_report_has_the_audit_and_says_when_it_is_stale(copied: Path) -> Non
     audit_run(copied, 2)
     text = write_report([copied], copied / "report.html").read_text()
     assert "Audit: small, seed 3" in text
-    assert "35 passed, 0 failed, 0 incomplete, 2 skipped" in text
+    assert "29 passed, 0 failed, 0 incomplete, 2 skipped" in text
     assert "A search over 2 such runs" in text
     assert "Stale." not in text
     rewrite(copied, drop_last)
