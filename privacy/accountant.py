@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from functools import lru_cache, reduce
 from typing import Any, Literal, get_args
 
+from privacy.accountants.poisson import sampled_pld
 from privacy.accountants.prv import numpy_errstate, prv_epsilon
 from privacy.accountants.renyi import renyi_of
 from privacy.accountants.truncation import truncated_pld, untruncated
@@ -306,10 +307,18 @@ def _pld_epsilon(
     parts: tuple[tuple[Any, int], ...], delta: float, rough_epsilon: float, coarseness: float
 ) -> float:
     from dp_accounting import pld
+    from dp_accounting.pld import privacy_loss_distribution
 
     interval = max(_pld_interval(rough_epsilon) * coarseness, _least_interval(parts))
     accountant = pld.PLDAccountant(value_discretization_interval=interval)
     with numpy_errstate():
+        if all(_kind_of(event)[0] == "sampled gaussian" for event, _ in parts):
+            # As the accountant composes them.
+            composed = privacy_loss_distribution.identity(value_discretization_interval=interval)
+            for event, count in parts:
+                noise, rate = event.event.noise_multiplier, event.sampling_probability
+                composed = composed.compose(sampled_pld(noise, rate, interval).self_compose(count))
+            return float(composed.get_epsilon_for_delta(delta))
         if not any(_kind_of(event)[0] in _NOT_OF_DP_PLD for event, _ in parts):
             for event, count in parts:
                 accountant.compose(event, count)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from privacy.accountants.poisson import sampled_pld
+
 
 def crowding(population: int, rate: float, cap: int) -> tuple[float, float]:
     """Probabilities that a user meets a full cohort, and that the user then takes another's place.
@@ -32,18 +34,12 @@ def truncated_pld(event: Any, interval: float) -> Any:
 
     Of a ``TruncatedSubsampledGaussianDpEvent``, on a grid of losses ``interval`` apart.
     """
-    from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
-
     rate, noise = event.sampling_probability, event.noise_multiplier
-    roomy = from_gaussian_mechanism(
-        noise, sampling_prob=rate, value_discretization_interval=interval
-    )
+    roomy = sampled_pld(noise, rate, interval)
     full, placed = crowding(event.dataset_size, rate, event.truncated_batch_size)
     if placed == 0.0:
         return roomy
-    crowded = from_gaussian_mechanism(
-        noise / 2.0, sampling_prob=placed, value_discretization_interval=interval
-    )
+    crowded = sampled_pld(noise / 2.0, placed, interval)
     return crowded.compute_mixture(roomy, full)
 
 

@@ -1,0 +1,35 @@
+"""The privacy loss of a Poisson-sampled Gaussian has the bits of dp-accounting's own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from dp_accounting import dp_event, pld
+from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
+
+from privacy.accountant import _pld_epsilon
+from privacy.accountants.poisson import sampled_pld
+
+CASES = [(0.86, 0.5), (1.1, 0.01), (3.0, 0.2), (0.5, 0.003), (8.0, 1e-6), (0.7, 0.999), (1.0, 1.0)]
+
+
+@pytest.mark.parametrize(("noise", "rate"), CASES)
+def test_the_bits_are_those_of_dp_accounting(noise: float, rate: float) -> None:
+    ours = sampled_pld(noise, rate, 1e-3)
+    theirs = from_gaussian_mechanism(noise, sampling_prob=rate, value_discretization_interval=1e-3)
+    for side in ("_pmf_remove", "_pmf_add"):
+        own, other = getattr(ours, side).to_dense_pmf(), getattr(theirs, side).to_dense_pmf()
+        assert own._lower_loss == other._lower_loss
+        assert own._infinity_mass == other._infinity_mass
+        assert np.array_equal(own._probs, other._probs)
+
+
+def test_rounds_are_composed_as_by_dp_accounting() -> None:
+    events = [
+        (dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(noise)), count)
+        for noise, rate, count in ((1.1, 0.05, 40), (2.0, 0.2, 7))
+    ]
+    accountant = pld.PLDAccountant(value_discretization_interval=1e-4)
+    for event, count in events:
+        accountant.compose(event, count)
+    assert _pld_epsilon(tuple(events), 1e-5, 2.0, 1.0) == accountant.get_epsilon(1e-5)
