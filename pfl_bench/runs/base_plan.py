@@ -34,11 +34,16 @@ def planned(resolved: ResolvedConfig, out: Path) -> dict[str, Any]:
     ConfigError where the configuration claims no privacy; UserInputError and
     privacy.errors.PrivacyError as of a run that cannot begin.
     """
-    seen = preview(resolved, out)
-    if seen.statement is None or seen.statement.unit == "none":
+    if resolved.config.privacy is None:
         raise ConfigError(
             f"{resolved.source}: the row claims no privacy, so that choosing among its runs has no "
             "price; leave selection out, or take a private row, such as demo/private_federated"
+        )
+    seen = preview(resolved, out)
+    if seen.statement is None or seen.statement.unit == "none":
+        raise ConfigError(
+            f"{resolved.source}: its mechanism neither clips nor noises, so that there is no "
+            "guarantee to account; choose a private one, such as gaussian"
         )
     return {**plan_of_statement(resolved, seen.statement.to_json_dict()), "split_by": seen.split_by}
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from pfl_bench.client import machine
-from pfl_bench.runs.preparing import PreparedRun
+from pfl_bench.types import DataFacts
 
 PACKAGES = (
     "pfl-bench",
@@ -29,9 +29,18 @@ PACKAGES = (
 )
 
 
-def environment(run: PreparedRun) -> dict[str, Any]:
-    """Versions, hardware, commit and data of a run, with its private seed if it has one."""
-    facts, model, device = run.parts.task.facts, run.parts.model, run.parts.model.device
+def environment(
+    facts: DataFacts,
+    device: torch.device,
+    initial_digest: str,
+    engine: str | None,
+    processes: str = "",
+) -> dict[str, Any]:
+    """Describe versions, hardware, commit and data.
+
+    ``engine`` trains clients, None where there are none; ``processes`` is what several processes
+    are called, empty for one.
+    """
     hardware: dict[str, Any] = {
         "machine": platform.machine(),
         "processor": machine.processor_name(),
@@ -47,7 +56,7 @@ def environment(run: PreparedRun) -> dict[str, Any]:
         only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
         # Those that PyTorch cannot repeat bit for bit.
         hardware["nondeterministic_operations"] = "warned of" if only_warns else "refused"
-    now = {
+    return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": sys.argv,
         "python": platform.python_version(),
@@ -57,13 +66,10 @@ def environment(run: PreparedRun) -> dict[str, Any]:
         "hardware": hardware,
         "git": git_state(),
         "data": {"source": facts.source, "variant": facts.variant, "checksum": facts.checksum},
-        "model": {"initial_digest": model.initial_digest},
-        "engine": {"name": run.trainer.engine},
-        "processes": run.group.description,
+        "model": {"initial_digest": initial_digest},
+        "engine": {"name": engine},
+        "processes": processes,
     }
-    if run.trainer.private_seed is not None:
-        now["private_seed"] = run.trainer.private_seed.to_json_dict()
-    return now
 
 
 def package_versions() -> dict[str, str | None]:

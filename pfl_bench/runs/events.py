@@ -109,17 +109,15 @@ class Callbacks:
                 "FederatedTrainer trains rows of federated training, and this row is of the "
                 f"setting '{config.setting}'; run it by run_row"
             )
-        self._config, self._total = config, config.federated.num_rounds
+        self._is_private = config.setting == "private_federated"
+        withheld = {"train"} if self._is_private else set()
+        self._splits = set(config.evaluation.splits) - withheld
+        self._total = config.federated.num_rounds
         self._on_round_end, self._on_evaluation = on_round_end, on_evaluation
 
-    def begin(self, facts: DataFacts) -> None:
-        """Take note of the data; of a private run, they say which metrics are shown.
-
-        ConfigError if an evaluation would show training users' data without noise.
-        """
-        self._splits = released_splits(self._config, facts)
-        is_private = self._splits is not None
-        if is_private and self._on_evaluation is not None and facts.split_by == "example":
+    def check(self, facts: DataFacts) -> None:
+        """Refuse (ConfigError) an evaluation that would show training users' data without noise."""
+        if self._is_private and self._on_evaluation is not None and facts.split_by == "example":
             raise ConfigError(
                 "on_evaluation: the splits of these data divide each user's examples, so that the "
                 "evaluation's metrics would show a callback data of the users whom this private "
@@ -143,13 +141,13 @@ class Callbacks:
             metrics = {
                 name: float(value)
                 for name, value in measured.items()
-                if self._splits is None or name.partition("/")[0] in self._splits
+                if name.partition("/")[0] in self._splits
             }
             self._on_evaluation(Evaluation(index, MappingProxyType(metrics)))
         shown = {
             name: float(value)
             for name, value in scalars.items()
-            if self._splits is None or name in RELEASED
+            if not self._is_private or name in RELEASED
         }
         end = RoundEnd(index, self._total, MappingProxyType(shown), MappingProxyType(model))
         if self._on_round_end is not None:

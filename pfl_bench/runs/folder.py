@@ -69,6 +69,7 @@ _BEGINNING = (
     ("hardware", "torch_threads", "resume with num_threads={}"),
     ("engine", "name", "resume by this engine (federated.engine, engine_lanes): {}"),
 )
+_NO_SEED: dict[str, Any] = {"value": "", "parts": {}}
 _MEND_RECORD = "Restore the file from a copy, or start in a new folder with --out"
 # What a killed writer of these leaves; readers of a folder write the other two without its lock.
 _PARTIAL = re.compile(r"^\.(?!report\.html\.|audit\.json\.).+\.(\d+)\.partial$")
@@ -296,12 +297,28 @@ class RunFolder:
                     f"versions. {_MEND_RECORD}"
                 )
             return None
-        lacking = [f"{a}.{b}" for a, b, _ in _BEGINNING if b not in (recorded.get(a) or {})]
-        needed = ("packages", "private_seed") if self._is_private else ("packages",)
-        lacking += [section for section in needed if recorded.get(section) is None]
-        if lacking:
-            raise RunFolderError(f"{path}: damaged: it lacks {', '.join(lacking)}. {_MEND_RECORD}")
+        damage = self._damage(recorded)
+        if damage:
+            raise RunFolderError(f"{path}: damaged: {damage}. {_MEND_RECORD}")
+        if not isinstance(recorded.get("resumptions", []), list):
+            raise RunFolderError(
+                f"{path}: damaged: 'resumptions' is no list; remove it, or restore the file"
+            )
         return recorded
+
+    def _damage(self, recorded: dict[str, Any]) -> str:
+        """Flaw of a recorded environment, by which no run can go on; empty for none."""
+        for section in ("data", "model", "hardware", "engine", "packages"):
+            if not isinstance(recorded.get(section), dict):
+                return f"'{section}' is no mapping"
+        lacking = [f"{a}.{b}" for a, b, _ in _BEGINNING if b not in recorded[a]]
+        if lacking:
+            return f"it lacks {', '.join(lacking)}"
+        seed: Any = recorded.get("private_seed", None if self._is_private else _NO_SEED)
+        has_parts = isinstance(seed, dict) and isinstance(seed.get("parts"), dict)
+        if not (has_parts and isinstance(seed.get("value"), str)):
+            return "'private_seed' has no value and parts"
+        return ""
 
     def check_metrics(self, done: int) -> None:
         """Refuse (RunFolderError) a ``metrics.jsonl`` without a line of each of ``done`` rounds."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pfl_bench.client import precision
 from pfl_bench.client.costs import StepFlops, measure_step
@@ -18,6 +19,7 @@ from pfl_bench.federated.autotune import settle
 from pfl_bench.federated.parts import FederatedParts, RunParts, build_run
 from pfl_bench.federated.workers.start import start_workers
 from pfl_bench.metrics import MetricDirections
+from pfl_bench.runs.environment import environment
 from pfl_bench.types import ConfigError, DepartsFromRow, Task, Trainer, WorkerGroup
 
 
@@ -38,6 +40,20 @@ class PreparedRun:
     directions: MetricDirections
     initial_loss: float
     departure: str
+
+    def environment(self) -> dict[str, Any]:
+        """Environment that the run would record, with its private seed if it has one."""
+        parts, trainer = self.parts, self.trainer
+        now = environment(
+            parts.task.facts,
+            parts.model.device,
+            parts.model.initial_digest,
+            trainer.engine,
+            self.group.description,
+        )
+        if trainer.private_seed is not None:
+            now["private_seed"] = trainer.private_seed.to_json_dict()
+        return now
 
 
 def prepare(

@@ -17,7 +17,6 @@ from pfl_bench.config.loading import ResolvedConfig, resolve
 from pfl_bench.config.yaml_text import with_overrides
 from pfl_bench.federated.parts import FederatedParts
 from pfl_bench.federated.shards import expected_work
-from pfl_bench.runs.environment import environment
 from pfl_bench.runs.folder import RunFolder
 from pfl_bench.runs.preparing import PreparedRun, prepare
 from pfl_bench.trainers.personalized import PersonalizedModels
@@ -194,4 +193,4 @@ def _check_resumption(resolved: ResolvedConfig, out: Path, prepared: PreparedRun
     folder = RunFolder(out)
     if folder.look(resolved, resume=True) is not None:
         return []
-    return folder.check_environment(environment(prepared))
+    return folder.check_environment(prepared.environment())

@@ -105,7 +105,7 @@ def with_comparison(
     config = resolved.config
     if expected is not None:
         config = config.model_copy(update={"expected": list(expected)})
-    known = RunSummary.of({"expected": [], **summary})
+    known = RunSummary.of({"expected": (), **summary})
     compared = compare(config, known, resolved.not_the_row)
     return {**summary, "expected": list(map(asdict, compared))}
 

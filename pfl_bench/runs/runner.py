@@ -23,7 +23,6 @@ from pfl_bench.profiling import Overhead, Profile, phase
 from pfl_bench.runs.best_model import BestModel
 from pfl_bench.runs.checkpoint import load_latest, newest, restoring, save_checkpoint
 from pfl_bench.runs.divergence import USUAL_MENDS, DivergenceWatch, describe_divergence
-from pfl_bench.runs.environment import environment
 from pfl_bench.runs.events import Callbacks, RoundEnd, released_splits
 from pfl_bench.runs.folder import SUMMARY_VERSION, RunFolder
 from pfl_bench.runs.log import Notices, RunLog, headline_of
@@ -111,11 +110,11 @@ class _Run:
             code_digest()  # of the files as they are loaded, not as they are minutes later
         prepared = prepare(resolved, folder.path, group, stack, self._notices.add)
         self._parts, self._trainer = prepared.parts, prepared.trainer
-        self._evaluator, self._environment = prepared.evaluator, environment(prepared)
+        self._evaluator, self._environment = prepared.evaluator, prepared.environment
         self._departure, self._directions = prepared.departure, prepared.directions
         self._costs = CostMeter(prepared.step, self._config.evaluation.budgets, self._directions)
         if callbacks is not None:
-            callbacks.begin(prepared.parts.task.facts)
+            callbacks.check(prepared.parts.task.facts)
         self._divergence = DivergenceWatch(prepared.initial_loss, self._trainer.unit)
         model = self._parts.model
         self._best = BestModel(self._config.evaluation.select_best, model, self._directions)
@@ -128,7 +127,7 @@ class _Run:
         # Only now, when nothing of it was refused: a mended row may use the same folder.
         for text in self._folder.record(self._resolved):
             self._notices.add(text)
-        now = self._environment
+        now = self._environment()
         for text in self._folder.check_environment(now):
             self._notices.add(text)
         done = self._restore()

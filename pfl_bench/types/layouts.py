@@ -12,7 +12,7 @@ def misfit(value: Any, layout: Any, where: str = "") -> str | None:
         value: The value.
         layout: A word of ``_KINDS``; a tuple of the texts that are allowed; a list with the layout
             of each element; or an object's members, where ``...`` stands for all that are not
-            named. A named one may be missing or null, unless its name ends in "!".
+            named. A named one may be missing, or null unless its name ends in "!".
         where: What the value is called.
 
     Returns:
@@ -32,11 +32,12 @@ def misfit(value: Any, layout: Any, where: str = "") -> str | None:
     elif not isinstance(value, dict):
         return f"'{where}' is {value!r:.60}; expected an object"
     else:
-        needed = {name[:-1]: part for name, part in layout.items() if str(name).endswith("!")}
-        parts = [(f"{where}.{key}".lstrip("."), value.get(key), needed[key]) for key in needed]
+        parts = []
         for key, item in value.items():
-            part = layout.get(key, layout.get(...))
-            if key not in needed and part is not None and not (item is None and key in layout):
+            part = layout.get(f"{key}!")
+            if part is None and not (item is None and key in layout):
+                part = layout.get(key, layout.get(...))
+            if part is not None:
                 parts.append((f"{where}.{key}".lstrip("."), item, part))
     return next((found for at, item, part in parts if (found := misfit(item, part, at))), None)
 
@@ -78,7 +79,7 @@ _STATEMENT = {
     "budget_epsilon": "number",
     "not_covered!": ["text"],
     "notes!": ["text"],
-    "status": "text",
+    "status!": "text",
 }
 _DATA = {
     "source": "text",
@@ -88,16 +89,6 @@ _DATA = {
     "split_by": "text",
     "extra": {},
     "num_users": {...: "whole number"},
-}
-# Of a summary, what a line of a table is made of.
-OF_A_LINE = {
-    "name!": "text",
-    "setting!": "text",
-    "variant!": "text",
-    "seed!": "whole number",
-    "metrics!": {},
-    "expected!": [{"metric!": "text"}],
-    "diverged": {"metric!": "text", "round!": "whole number", "unit!": "text"},
 }
 # What the readers of a run's files rely on.
 LAYOUTS: dict[str, Any] = {
@@ -115,7 +106,6 @@ LAYOUTS: dict[str, Any] = {
         "engine": {"name": "text"},
         "processes": "text",
         "private_seed": {"value!": "text", "parts!": {}, "nonce": "text"},
-        "resumptions": [{}],
     },
     "summary.json": {
         "status": "text",

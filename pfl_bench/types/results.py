@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pfl_bench.types.errors import RunFolderError
-from pfl_bench.types.layouts import OF_A_LINE, misfit
 
 # Of ``canaries.json``, what the summary repeats.
 CANARIES_IN_SUMMARY = ("kind", "lower_bound", "confidence", "upper_bound")
@@ -116,11 +115,7 @@ class RunSummary:
         Raises:
             RunFolderError: It lacks a member that a table needs, or has one of another kind.
         """
-        if wrong := misfit(document, OF_A_LINE):
-            raise RunFolderError(
-                f"summary {index} ({document.get('name', 'without a name')!r}): {wrong}, as "
-                "pfl-bench writes it into summary.json; run the row again"
-            )
+        _check(document, index)
         numbers = {name: as_float(value) for name, value in document["metrics"].items()}
         best = document.get("best") or {}
         values = {name: as_float(entry.get("value")) for name, entry in best.items()}
@@ -144,3 +139,34 @@ class RunSummary:
             data=document.get("data") or {},
             metric_directions=document.get("metric_directions"),
         )
+
+
+def _check(document: Mapping[str, Any], index: int) -> None:
+    """Refuse a summary that lacks members of which lines are made."""
+    kinds: dict[str, Any] = {
+        "name": str,
+        "setting": str,
+        "variant": str,
+        "seed": int,
+        "metrics": Mapping,
+        "expected": Sequence,
+    }
+    named = f"summary {index} ({document.get('name', 'without a name')!r})"
+    for key, kind in kinds.items():
+        if not isinstance(document.get(key), kind):
+            raise RunFolderError(
+                f"{named}: {key!r} is {document.get(key)!r}; expected a {kind.__name__.lower()} as "
+                "pfl-bench writes it into summary.json; run the row again"
+            )
+    found = document.get("diverged")
+    if found and not (isinstance(found, Mapping) and {"metric", "round", "unit"} <= set(found)):
+        raise RunFolderError(
+            f"{named}: 'diverged' is {found!r}; expected null or an object as pfl-bench writes it; "
+            "run the row again"
+        )
+    for entry in document["expected"]:
+        if not isinstance(entry, Mapping) or not isinstance(entry.get("metric"), str):
+            raise RunFolderError(
+                f"{named}: an entry of 'expected' is {entry!r}; expected an object that names its "
+                "'metric'; run the row again"
+            )

@@ -43,20 +43,6 @@ class Task(Protocol):
         """Loss of a batch: the plain mean of its examples' losses, a differentiable scalar."""
 
 
-class TaskAround:
-    """Base of a task around another, all of whose public members it has that it does not define.
-
-    They are in the instance, where a check of a Protocol finds them.
-    """
-
-    def __init__(self, task: Task) -> None:
-        self.facts, self.metrics, self.split_names = task.facts, task.metrics, task.split_names
-        self.loss = task.loss
-        for name in dir(task):
-            if not name.startswith("_") and not hasattr(type(self), name):
-                setattr(self, name, getattr(task, name))
-
-
 class BatchTransform(Protocol):
     """Turns what a split reads into what the model takes: a batch at a time, on the device.
 

@@ -348,7 +348,7 @@ def test_runs_below_a_folder_are_reported(tmp_path: Path) -> None:
         ({"summary.json": '{"format_version": 1,'}, r"summary.json is not JSON .*line 1"),
         ({"summary.json": "[]"}, "summary.json holds list, expected one JSON object"),
         ({"summary.json": '{"format_version": 9}'}, "has format_version 9, expected 1"),
-        ({"summary.json": '{"format_version": 1}'}, "'name' is None; expected a text"),
+        ({"summary.json": '{"format_version": 1}'}, "'name' is None; expected a str"),
         ({"metrics.jsonl": '{"round": 1}\n{"rou\n{"round": 3}\n'}, "line 2 is not JSON"),
         ({"metrics.jsonl": '{"loss": 1}\n'}, "line 1 is .*expected an object with an integer"),
         ({"metrics.jsonl": b"\xff\xfe"}, "metrics.jsonl cannot be read"),
