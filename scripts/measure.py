@@ -14,12 +14,15 @@ The code that runs is the checkout's last commit, in a worktree of its own below
 outside the checkout, which may change meanwhile. A run that was stopped is resumed, a finished one
 is kept. Each private run is audited. After each run its row's record in docs/results, and the page,
 are written anew, ready to be committed; a record of more seeds stays. Runs have the lowest
-priority (``--nice``). Data files are found in the folder of ``--data``.
+priority (``--nice``). Linux compares that within one session of a terminal only: begin it by
+``setsid``, and its session gives way to all others. Data files are found in the folder of
+``--data``.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import subprocess
 import sys
@@ -90,6 +93,16 @@ def runs_of(queue: Queue) -> Iterator[Run]:
         for seed in range(entry.seeds):
             for row in entry.rows:
                 yield Run(entry, row, seed)
+
+
+def give_way(nice: int) -> None:
+    """Have the processes of this session, if it is this process's own, give way to other sessions.
+
+    With autogroups (``man 7 sched``), ``nice`` itself counts among processes of one session.
+    """
+    if os.getsid(0) == os.getpid():
+        with contextlib.suppress(OSError):
+            Path("/proc/self/autogroup").write_text(str(nice), encoding="utf-8")
 
 
 class Measuring:
@@ -200,6 +213,7 @@ def main(arguments: list[str] | None = None, checkout: Path = CHECKOUT) -> int:
         if place.is_relative_to(checkout.resolve()):
             raise ConfigError(f"--runs: {place} is inside the checkout; choose a folder outside")
         place.mkdir(parents=True, exist_ok=True)
+        give_way(given.nice)
         measuring = Measuring(checkout, place, given.data and given.data.resolve(), given.nice)
         with ThreadPoolExecutor(given.jobs) as pool:
             list(pool.map(measuring.measure, runs))

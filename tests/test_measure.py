@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -85,3 +87,20 @@ def test_runs_inside_the_checkout_are_refused(
 ) -> None:
     assert MEASURE.main([str(queue(tmp_path)), "--runs", str(REPOSITORY / "runs")]) == 2
     assert "inside the checkout" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="no autogroups")
+def test_a_session_of_its_own_gives_way_to_others_and_no_other_does() -> None:
+    code = "import measure, pathlib; measure.give_way(7); "
+    code += "print(pathlib.Path('/proc/self/autogroup').read_text())"
+    for own in (True, False):
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=REPOSITORY / "scripts",
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+            start_new_session=own,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stdout.strip().endswith("nice 7") == own
