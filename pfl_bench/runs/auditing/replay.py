@@ -15,6 +15,7 @@ from pfl_bench.federated.parts import build_mechanism
 from pfl_bench.runs.auditing.opened import OpenedRun
 from privacy.audit.inputs import DrawUsers, Replay, as_number
 from privacy.description import Tree
+from privacy.errors import PrivacyError
 from privacy.mechanism import NoiseScale, ReplayedNoise, ReplaysNoise, RoundStreams
 from privacy.recording.central_record import COORDINATES
 from privacy.reference.cohort import SCHEMES, draw
@@ -100,6 +101,9 @@ class _Noise:
         statement: Mapping[str, Any],
     ) -> None:
         resolved, data = run.resolved, run.data
+        privacy = resolved.config.privacy
+        canaries = None if privacy is None else privacy.audit
+        self._most_canaries = 0 if canaries is None else canaries.count
         self._seed, self._cohort = seed, cohort
         stated = statement["actual"].get("population_size")
         self._num_users = data.num_units or _whole(stated, _MOST_USERS)
@@ -187,5 +191,9 @@ class _Noise:
     def _clients(self, number: int, num_canaries: int) -> list[int]:
         """All who reported; canaries come after all users."""
         assert not isinstance(self._cohort, str)
+        if not 0 <= num_canaries <= self._most_canaries:
+            raise PrivacyError(
+                f"{num_canaries} canaries are recorded, of {self._most_canaries} at most"
+            )
         canaries = range(self._num_users, self._num_users + num_canaries)
         return [*self._cohort(number, self._num_users).tolist(), *canaries]

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from pfl_bench.runs.audit import audit_run
+from pfl_bench.runs.audit import audit_run, read_claim
 from pfl_bench.runs.auditing import opened
+from pfl_bench.runs.auditing.replay import make_replay
 from pfl_bench.runs.runner import run
 from pfl_bench.types import RunFolderError, UserInputError
 from privacy.audit.check import Check
@@ -63,6 +64,18 @@ def test_a_sound_run_s_noise_is_drawn_again(
     found = replayed(tmp_path / "run", "incomplete")
     assert found.outcome == "passed"
     assert (found.numbers["rounds"], found.numbers["whole"]) == (ROUNDS, ROUNDS)
+
+
+def test_more_canaries_than_are_configured_are_not_drawn(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    copy_finished(configured(LOCAL), folder)
+    resolved, statement = read_claim(folder, None)
+    replay = make_replay(opened.open_run(folder, resolved), 1, statement)
+    assert not isinstance(replay, str)
+    assert not isinstance(replay.noise, str)
+    assert len(replay.noise(1, 0).values)
+    with pytest.raises(PrivacyError, match="1000000000000 canaries are recorded, of 0 at most"):
+        replay.noise(1, 10**12)
 
 
 def uneven(total: Any, stddev: float, rng: Any) -> Any:
