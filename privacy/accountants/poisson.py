@@ -46,7 +46,7 @@ def sampled_pld(noise_multiplier: float, rate: float, interval: float) -> Any:
 
 
 def _deltas(loss: Any, removes: bool, epsilons: NDArray[np.float64]) -> NDArray[np.float64]:
-    """What ``loss.get_delta_for_epsilon`` gives for epsilons, shape (n,), in one direction."""
+    """Deltas of ``loss.get_delta_for_epsilon`` at epsilons, shape (n,), in one direction."""
     rate = loss.sampling_prob
     edge = math.log1p(-rate)
     inside = epsilons > edge if removes else epsilons < -edge
@@ -61,7 +61,7 @@ def _deltas(loss: Any, removes: bool, epsilons: NDArray[np.float64]) -> NDArray[
 
 
 def _places(loss: Any, removes: bool, epsilons: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Where the privacy loss is so much: what ``loss.inverse_privacy_loss`` gives for each."""
+    """Places where the privacy loss is each epsilon: those of ``loss.inverse_privacy_loss``."""
     rate = loss.sampling_prob
     signed = epsilons if removes else -epsilons
     # Log of 1 + (exp(signed) - 1) / rate: the loss without sampling.
