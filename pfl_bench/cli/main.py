@@ -21,8 +21,17 @@ _T = TypeVar("_T")
 EXIT_DONE, EXIT_FAILED, EXIT_INPUT, EXIT_INTERRUPTED = 0, 1, 2, 130
 # Errors of the user's machine, not of our code.
 _MACHINE_ERRORS = {
-    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM),
-    *(errno.EIO, errno.ESTALE, errno.ENOTDIR, errno.EISDIR, errno.EEXIST),
+    errno.ENOSPC: "no space is left on the device",
+    errno.EDQUOT: "the disk quota is exceeded",
+    errno.EFBIG: "the file size limit is exceeded",
+    errno.EROFS: "the file system is read-only",
+    errno.EACCES: "permission is denied",
+    errno.EPERM: "the operation is not permitted",
+    errno.EIO: "the disk reports an error (input/output error)",
+    errno.ESTALE: "the network file system has lost this file (stale file handle)",
+    errno.ENOTDIR: "part of this path is a file, not a folder",
+    errno.EISDIR: "this is a folder, where a file is written or read",
+    errno.EEXIST: "this is in the way",
 }
 # Errors that neither space nor another folder mends.
 _OTHER_ERRORS = {
@@ -161,7 +170,7 @@ def explain(error: BaseException) -> str | None:
     if isinstance(error, OSError) and error.errno in _MACHINE_ERRORS:
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         mend = "free space or give another --out" if is_full else _ANOTHER
-        return f"{where}{error.strerror or error}; {mend}, {_GO_ON}"
+        return f"{where}{_MACHINE_ERRORS[error.errno]}; {mend}, {_GO_ON}"
     place = _plugin_place(error)
     if place is not None:
         return f"a plug-in failed: {place}; mend that file"

@@ -60,7 +60,7 @@ def test_a_disk_that_fills_up(config_file: ConfigFile, tmp_path: Path, capsys: C
     with small_disk(disk, 40 * os.sysconf("SC_PAGE_SIZE")):
         command = ["run", str(row), "--out", str(disk / "run")]
         assert main(command) == 2
-        assert "No space left" in capsys.readouterr().err
+        assert "no space is left" in capsys.readouterr().err
         assert not list((disk / "run" / "checkpoints").glob(".*"))
         before = len(list((disk / "run" / "checkpoints").iterdir()))
         assert before > 0
