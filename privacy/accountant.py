@@ -310,20 +310,21 @@ def _pld_epsilon(
     from dp_accounting.pld import privacy_loss_distribution
 
     interval = max(_pld_interval(rough_epsilon) * coarseness, _least_interval(parts))
-    accountant = pld.PLDAccountant(value_discretization_interval=interval)
+    kinds = {_kind_of(event)[0] for event, _ in parts}
     with numpy_errstate():
-        if all(_kind_of(event)[0] == "sampled gaussian" for event, _ in parts):
-            # As the accountant composes them.
-            composed = privacy_loss_distribution.identity(value_discretization_interval=interval)
+        if kinds == {"sampled gaussian"}:
+            # dp-accounting's accountant begins with the identity, which decides the last bits.
+            losses = [privacy_loss_distribution.identity(value_discretization_interval=interval)]
             for event, count in parts:
                 noise, rate = event.event.noise_multiplier, event.sampling_probability
-                composed = composed.compose(sampled_pld(noise, rate, interval).self_compose(count))
-            return float(composed.get_epsilon_for_delta(delta))
-        if not any(_kind_of(event)[0] in _NOT_OF_DP_PLD for event, _ in parts):
+                losses.append(sampled_pld(noise, rate, interval).self_compose(count))
+        elif kinds.isdisjoint(_NOT_OF_DP_PLD):
+            accountant = pld.PLDAccountant(value_discretization_interval=interval)
             for event, count in parts:
                 accountant.compose(event, count)
             return float(accountant.get_epsilon(delta))
-        losses = [_loss_of(event, interval).self_compose(count) for event, count in parts]
+        else:
+            losses = [_loss_of(event, interval).self_compose(count) for event, count in parts]
         composed = reduce(lambda one, other: one.compose(other), losses)
         return float(composed.get_epsilon_for_delta(delta))
 
