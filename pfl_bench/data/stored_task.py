@@ -70,7 +70,7 @@ class StoredSplit:
             return self.read_range(start, stop)
         chosen = np.sort(rng.choice(stop - start, self._max_examples, replace=False))
         return self._convert(
-            {name: take(self._stored.read(name, start, stop), chosen) for name in self._fields}
+            {name: rows_at(self._stored.read(name, start, stop), chosen) for name in self._fields}
         )
 
     def read_range(self, start: int, stop: int) -> Examples:
@@ -121,11 +121,11 @@ def gather(stored: StoreSplit, field: str, indices: NDArray[np.int64]) -> Any:
     back = np.empty_like(order)
     back[order] = np.arange(len(order))
     if isinstance(parts[0], list):
-        return take([row for part in parts for row in part], back)
+        return rows_at([row for part in parts for row in part], back)
     return np.concatenate(parts)[back]
 
 
-def take(rows: Any, chosen: NDArray[np.int64]) -> Any:
+def rows_at(rows: Any, chosen: NDArray[np.int64]) -> Any:
     """Rows at chosen places, shape (n,), of an array or a list."""
     if isinstance(rows, list):
         return [rows[place] for place in chosen]

@@ -6,6 +6,7 @@ import glob
 import json
 import os
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -31,7 +32,7 @@ from pfl_bench.files import parse_json, synchronise_folder
 from pfl_bench.types import DataError, SplitBy
 
 
-class SpooledExamples:
+class SpooledExamples(ABC):
     """Examples by split and client in hidden temporary files beside ``path``; a context manager.
 
     The files are gone when the block ends, however it ends.
@@ -74,9 +75,7 @@ class SpooledExamples:
         where = f"{self.path}: split {split!r}, client {client_id!r}"
         spool = self._spools.get(split)
         if spool is None or client_id not in spool.clients:
-            check_split_name(split)
-            check_client_id(client_id, where)
-            self._check_newcomer(split, client_id)
+            self._check_newcomer(split, client_id, where)
         count, columns = columns_of(arrays, self.fields, num_classes, where)
         try:
             if spool is None:
@@ -86,11 +85,14 @@ class SpooledExamples:
         except OSError as error:
             raise self._cannot_write(error) from error
 
-    def _check_newcomer(self, split: str, client_id: str) -> None:
-        """Refuse a client that may not come into a split."""
+    def _check_newcomer(self, split: str, client_id: str, where: str) -> None:
+        """Refuse a client that may not come into a split; ``where`` is what messages name."""
+        check_split_name(split)
+        check_client_id(client_id, where)
 
+    @abstractmethod
     def _cannot_write(self, error: OSError) -> DataError:
-        raise NotImplementedError
+        """Say what the system refused to write, and how to mend it."""
 
 
 class StoreWriter(SpooledExamples):
@@ -210,7 +212,8 @@ class StoreWriter(SpooledExamples):
         """
         self._append(split, client_id, arrays, self._num_classes)
 
-    def _check_newcomer(self, split: str, client_id: str) -> None:
+    def _check_newcomer(self, split: str, client_id: str, where: str) -> None:
+        super()._check_newcomer(split, client_id, where)
         if self._split_by == "example":
             return
         for other, spool in self._spools.items():

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfl_bench.data import FieldSpec
-from pfl_bench.data.stored_task import take
+from pfl_bench.data.stored_task import rows_at
 from pfl_bench.types import SplitBy
 from tasks.common.leaf.plan import SPLITS, UNSPLIT, Plan
 
@@ -128,7 +128,7 @@ class Partition:
             count = pieces.get(name, 0)
             if count and only in (None, name):
                 chosen = order[start : start + count]
-                yield Part(name, client_id, {f: take(v, chosen) for f, v in arrays.items()})
+                yield Part(name, client_id, {f: rows_at(v, chosen) for f, v in arrays.items()})
             start += count
 
     def _artificial(self, split: str) -> Iterator[Part]:
