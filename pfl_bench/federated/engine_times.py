@@ -109,7 +109,8 @@ def choose_sample(
     seconds = count * expected_client_seconds(sizes[users], local, step)
     if seconds > _PASS_SECONDS and local.batch_fraction is None:
         steps = expected_work(sizes[users], local)[0].mean()
-        capped = replace(local, max_steps=max(_FEWEST_STEPS, int(steps * _PASS_SECONDS / seconds)))
+        few = max(_FEWEST_STEPS, int(steps * _PASS_SECONDS / seconds))
+        capped = replace(local, max_steps=min(few, local.max_steps or few))
         seconds = count * expected_client_seconds(sizes[users], capped, step)
     scale = expected_costs(sizes, local).mean() / expected_costs(sizes[users], capped).sum()
     return Sample(users, capped, float(scale), seconds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -229,6 +230,9 @@ def test_long_clients_are_timed_on_their_first_steps() -> None:
     assert sample.pass_seconds < mean
     # Time of the sample, scaled: that of the mean client.
     assert sample.pass_seconds * sample.scale == pytest.approx(mean, rel=0.3)
+    # Never more of them than the run itself trains.
+    one = choose_sample(split, replace(local, max_steps=1), heavy, 1)
+    assert one.local.max_steps == 1
 
 
 @pytest.fixture
