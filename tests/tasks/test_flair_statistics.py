@@ -422,7 +422,7 @@ def test_the_published_numbers_are_those_of_the_shared_file():
         "per_user_distinct_fine",
     )
     for key, values in zip(keys, DESCRIBED.values(), strict=True):
-        assert tuple(published[key][part] for part in DESCRIPTION) == values
+        assert [published[key][part] for part in DESCRIPTION] == values
 
 
 @pytest.mark.skipif(not FLAIR.is_dir(), reason="the shared data set folder is absent")
