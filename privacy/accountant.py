@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from functools import lru_cache, reduce
 from typing import Any, Literal, get_args
 
-from privacy.accountants.poisson import sampled_pld
+from privacy.accountants.poisson import rounds_pld
 from privacy.accountants.prv import numpy_errstate, prv_epsilon
 from privacy.accountants.renyi import renyi_of
 from privacy.accountants.truncation import truncated_pld, untruncated
@@ -312,12 +312,12 @@ def _pld_epsilon(
     interval = max(_pld_interval(rough_epsilon) * coarseness, _least_interval(parts))
     kinds = {_kind_of(event)[0] for event, _ in parts}
     with numpy_errstate():
-        if kinds == {"sampled gaussian"}:
+        if kinds <= {"gaussian", "sampled gaussian"}:
             # dp-accounting's accountant begins with the identity, which decides the last bits.
             losses = [privacy_loss_distribution.identity(value_discretization_interval=interval)]
             for event, count in parts:
-                noise, rate = event.event.noise_multiplier, event.sampling_probability
-                losses.append(sampled_pld(noise, rate, interval).self_compose(count))
+                rate = getattr(event, "sampling_probability", None)
+                losses.append(rounds_pld(_noise_of(event), rate, count, interval))
         elif kinds.isdisjoint(_NOT_OF_DP_PLD):
             accountant = pld.PLDAccountant(value_discretization_interval=interval)
             for event, count in parts:

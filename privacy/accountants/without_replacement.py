@@ -30,6 +30,8 @@ from typing import Any
 
 import numpy as np
 
+from privacy.accountants.poisson import deltas_of, gaussian_loss, grid_of, sampled_pld
+
 
 def replaced_pld(noise_multiplier: float, rate: float, interval: float) -> Any:
     """A ``dp_accounting`` ``PrivacyLossDistribution`` of a round, with pessimistic rounding.
@@ -39,24 +41,14 @@ def replaced_pld(noise_multiplier: float, rate: float, interval: float) -> Any:
     / 2), positive; ``rate`` is q = C / N, in (0, 1].
     """
     from dp_accounting.pld import privacy_loss_distribution as distributions
-    from dp_accounting.pld import privacy_loss_mechanism as mechanisms
     from dp_accounting.pld.pld_pmf import create_pmf_pessimistic_connect_dots_fixed_gap
 
     if rate == 1.0:
-        return distributions.from_gaussian_mechanism(
-            noise_multiplier, value_discretization_interval=interval
-        )
-    removed, added = (
-        mechanisms.GaussianPrivacyLoss(
-            noise_multiplier, sampling_prob=rate, adjacency_type=direction
-        )
-        for direction in (mechanisms.AdjacencyType.REMOVE, mechanisms.AdjacencyType.ADD)
-    )
-    highest, lowest = removed.connect_dots_bounds(), added.connect_dots_bounds()
-    last = int(np.ceil(highest.epsilon_upper / interval))
-    first = int(np.floor(lowest.epsilon_lower / interval))
-    below = added.get_delta_for_epsilon(np.arange(first, 0) * interval)
-    above = removed.get_delta_for_epsilon(np.arange(0, last + 1) * interval)
+        return sampled_pld(noise_multiplier, 1.0, interval)
+    removed, added = (gaussian_loss(noise_multiplier, rate, removes) for removes in (True, False))
+    first, last = grid_of(added, interval)[0], grid_of(removed, interval)[1]
+    below = deltas_of(added, False, np.arange(first, 0) * interval)
+    above = deltas_of(removed, True, np.arange(0, last + 1) * interval)
     deltas = np.concatenate([below, above])
     return distributions.PrivacyLossDistribution(
         create_pmf_pessimistic_connect_dots_fixed_gap(interval, first, last, deltas)

@@ -1,4 +1,4 @@
-"""The privacy loss of a Poisson-sampled Gaussian has the bits of dp-accounting's own."""
+"""The privacy loss of a Gaussian, sampled or not, has the bits of dp-accounting's own."""
 
 from __future__ import annotations
 
@@ -25,10 +25,12 @@ def test_the_bits_are_those_of_dp_accounting(noise: float, rate: float) -> None:
 
 
 def test_rounds_are_composed_as_by_dp_accounting() -> None:
+    gaussian = dp_event.GaussianDpEvent
     events = [
-        (dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(noise)), count)
+        (dp_event.PoissonSampledDpEvent(rate, gaussian(noise)), count)
         for noise, rate, count in ((1.1, 0.05, 40), (2.0, 0.2, 7))
     ]
+    events.append((gaussian(3.0), 5))
     accountant = pld.PLDAccountant(value_discretization_interval=1e-4)
     for event, count in events:
         accountant.compose(event, count)
