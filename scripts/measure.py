@@ -36,6 +36,7 @@ from typing import Annotated
 from documentation.results import FOLDER, collect, write_pages
 from pydantic import Field
 
+from pfl_bench.config.errors import Given
 from pfl_bench.config.loading import validate_tree
 from pfl_bench.config.training import Strict
 from pfl_bench.config.yaml_text import read_yaml
@@ -198,7 +199,7 @@ def main(arguments: list[str] | None = None, checkout: Path = CHECKOUT) -> int:
     parser.add_argument("--nice", type=int, default=19, metavar="N", help="0 to 19 (19)")
     given = parser.parse_args(arguments)
     try:
-        queue = validate_tree(Queue, read_yaml(given.queue), "", given.queue)
+        queue = validate_tree(Queue, read_yaml(given.queue), "", Given(given.queue))
         runs = list(runs_of(queue))
         missing = [run.row for run in runs if not (checkout / "configs" / run.row).is_file()]
         if missing:

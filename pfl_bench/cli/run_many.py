@@ -14,7 +14,7 @@ from pfl_bench import plugins
 from pfl_bench.cli.arguments import check_belongs
 from pfl_bench.cli.main import EXIT_DONE, EXIT_FAILED, EXIT_INPUT, attempt
 from pfl_bench.cli.speech import answer_json, print_table, say
-from pfl_bench.config.errors import blame
+from pfl_bench.config.errors import Given
 from pfl_bench.config.loading import ResolvedConfig, load_config, resolve
 from pfl_bench.config.row_overrides import fit_overrides
 from pfl_bench.types import ConfigError, did_you_mean
@@ -73,7 +73,7 @@ def check_names(configurations: Iterable[ResolvedConfig]) -> None:
         name = resolved.config.name
         first = files.setdefault(name, resolved.source)
         if first != resolved.source:
-            place = blame("name", resolved.source, resolved.overrides)
+            place = Given(resolved.source, resolved.overrides).blame("name")
             raise ConfigError(
                 f"{place}'{name}' is the name of {first} and of {resolved.source}, so that their "
                 "runs would be averaged as seeds of one row; give each row a name of its own"

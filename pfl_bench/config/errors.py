@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeGuard, Union, get_args, get_origin
@@ -13,6 +14,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core.core_schema import ErrorType
 
 from pfl_bench.config.row_differences import is_harmless
+from pfl_bench.config.schema import RunConfig
 from pfl_bench.types import did_you_mean
 
 # A type as an annotation has it, and the constraints that belong to it.
@@ -24,85 +26,72 @@ _BETWEEN_VALUES = frozenset(
 _BOUNDS = (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
 
 
-def explain_errors(
-    error: ValidationError,
-    model: type[BaseModel],
-    root: type[BaseModel],
-    data: Mapping[str, Any],
-    where: str,
-    path: Path,
-    overrides: Sequence[str],
-) -> str:
-    """Say all that is wrong with the data at a dotted key of a file, a line each.
+@dataclass(frozen=True)
+class Given:
+    """The file of a configuration and the ``key=value`` texts that won over it, for messages."""
 
-    ``root`` is the type of a whole configuration, where an unknown key may belong.
-    """
-    lines = []
-    for detail in error.errors():
-        keys, allowed = _find(model, detail["loc"])
-        dotted = ".".join([where, *keys] if where else keys)
-        section = dotted.rpartition(".")[0]
-        if not where and detail["type"] == "missing" and _is_begun(section, detail, overrides):
-            dotted = section
-            own = [k for k, v in data.items() if isinstance(v, Mapping) and k != section]
-            text = (
-                f"this row has no section '{section}', so that no setting of it exists here. "
-                f"Sections of this row: {', '.join(own)}. Take a row that has it, or give the "
-                f"whole section, which needs {_required(model, detail['loc'][:-1])}"
-            )
-        else:
-            text = _explain(detail, keys, allowed, model, root)
-        is_cross = detail["type"] in _BETWEEN_VALUES
-        lines.append(f"{blame(dotted, path, overrides, is_cross)}{text}")
-    # Each type of a union has an error of its own, and they say the same here.
-    return "\n".join(dict.fromkeys(lines))
+    path: Path
+    overrides: Sequence[str] = ()
 
+    def explain(
+        self, error: ValidationError, model: type[BaseModel], data: Mapping[str, Any], where: str
+    ) -> str:
+        """Say all that is wrong with the data at a dotted key ("" for the whole), a line each."""
+        lines = []
+        for detail in error.errors():
+            keys, allowed = _find(model, detail["loc"])
+            dotted = ".".join([where, *keys] if where else keys)
+            section = dotted.rpartition(".")[0]
+            if not where and detail["type"] == "missing" and self._has_begun(section, detail):
+                dotted = section
+                own = [k for k, v in data.items() if isinstance(v, Mapping) and k != section]
+                fields = _fields_at(model, detail["loc"][:-1])
+                needed = ", ".join(key for key, field in fields.items() if field.is_required())
+                text = (
+                    f"this row has no section '{section}', so that no setting of it exists here. "
+                    f"Sections of this row: {', '.join(own)}. Take a row that has it, or give the "
+                    f"whole section, which needs {needed}"
+                )
+            else:
+                text = _explain(detail, keys, allowed, model)
+            lines.append(self.blame(dotted, detail["type"] in _BETWEEN_VALUES) + text)
+        # Each type of a union has an error of its own, and they say the same here.
+        return "\n".join(dict.fromkeys(lines))
 
-def _is_begun(section: str, detail: Any, overrides: Sequence[str]) -> bool:
-    """Whether a section, in which a key is missing, is of overrides alone."""
-    start = f"{section}."
-    keys = [text.partition("=")[0].strip() for text in overrides]
-    begun = {key.removeprefix(start).partition(".")[0] for key in keys if key.startswith(start)}
-    return bool(section) and set(detail["input"]) <= begun
+    def _has_begun(self, section: str, detail: Any) -> bool:
+        """Whether a section, in which a key is missing, is of overrides alone."""
+        start = f"{section}."
+        below = [key.removeprefix(start) for key in self._keys() if key.startswith(start)]
+        return bool(section) and set(detail["input"]) <= {key.partition(".")[0] for key in below}
 
+    def _keys(self) -> list[str]:
+        return [text.partition("=")[0].strip() for text in self.overrides]
 
-def _required(model: type[BaseModel], loc: Sequence[int | str]) -> str:
-    """The keys that a section cannot do without."""
-    return ", ".join(k for k, field in _fields_at(model, loc).items() if field.is_required())
+    def blame(self, dotted: str, is_cross: bool = False) -> str:
+        """Begin a message with what gave the value of a key ("" for the whole): override or file.
 
-
-def blame(dotted: str, path: Path, overrides: Sequence[str], is_cross: bool = False) -> str:
-    """Begin a message with what gave the value of a key ("" for the whole): override or file.
-
-    Where the fault may lie between values, overrides of those beside or below it are named too.
-    """
-    for text in reversed(overrides):
-        key = text.partition("=")[0].strip()
-        if dotted == key:
-            return f"override {text}: "
-        if dotted.startswith(f"{key}."):
-            return f"override {text}: {dotted}: "
-    near: list[str] = []
-    if is_cross:
-        keys = {text: text.partition("=")[0].strip() for text in overrides}
+        Where the fault may lie between values, overrides of those beside or below it are named too.
+        """
+        given = list(zip(self.overrides, self._keys(), strict=True))
+        for text, key in reversed(given):
+            if dotted == key:
+                return f"override {text}: "
+            if dotted.startswith(f"{key}."):
+                return f"override {text}: {dotted}: "
         section = dotted.rpartition(".")[0] or dotted
         start = f"{section}." if section else ""
-        near = [t for t, k in keys.items() if not is_harmless(k) and k.startswith(start)]
-    given = f" with override {', '.join(near)}" if near else ""
-    return f"{path}{given}: {dotted}: " if dotted else f"{path}{given}: "
+        near = [t for t, k in given if is_cross and k.startswith(start) and not is_harmless(k)]
+        place = f"{self.path} with override {', '.join(near)}" if near else f"{self.path}"
+        return f"{place}: {dotted}: " if dotted else f"{place}: "
 
 
 def _explain(
-    detail: Any,
-    keys: Sequence[str],
-    allowed: _Allowed | None,
-    model: type[BaseModel],
-    root: type[BaseModel],
+    detail: Any, keys: Sequence[str], allowed: _Allowed | None, model: type[BaseModel]
 ) -> str:
     kind, given = detail["type"], detail.get("input")
     if kind == "extra_forbidden":
         siblings = _fields_at(model, detail["loc"][:-1])
-        elsewhere = [name for name in all_paths(root) if name.endswith("." + keys[-1])]
+        elsewhere = [name for name in all_paths(RunConfig) if name.endswith("." + keys[-1])]
         hint = did_you_mean(keys[-1], siblings, ".", cutoff=0.5)
         hint = f"; did you mean '{elsewhere[0]}'?" if elsewhere else hint
         return f"unknown key{hint} Allowed here: {', '.join(siblings) or 'none'}."

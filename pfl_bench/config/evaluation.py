@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from pfl_bench.config.training import PositiveFloat, PositiveInt, Strict, Workers
+from pfl_bench.config.training import Distinct, PositiveFloat, PositiveInt, Strict, Workers
 
 
 class AdaptationOptions(Strict):
@@ -62,13 +62,13 @@ class EvaluationOptions(Strict):
     """
 
     every: PositiveInt = 10
-    splits: list[str] = Field(default_factory=list)
-    final_splits: list[str] = Field(default_factory=lambda: ["test"])
+    splits: Distinct[str] = Field(default_factory=list)
+    final_splits: Distinct[str] = Field(default_factory=lambda: ["test"])
     batch_size: PositiveInt = 512
     select_best: str | None = None
     data_workers: Workers = 0
-    metrics: list[str] = Field(default_factory=list)
-    strata: list[str] = Field(default_factory=list)
+    metrics: Distinct[str] = Field(default_factory=list)
+    strata: Distinct[str] = Field(default_factory=list)
     adaptation: AdaptationOptions | None = None
     budgets: list[BudgetTarget] = Field(default_factory=list)
 

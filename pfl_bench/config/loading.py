@@ -13,7 +13,8 @@ from pydantic import BaseModel, ValidationError
 
 from pfl_bench import plugins
 from pfl_bench.config.attack import SPLIT
-from pfl_bench.config.errors import blame, explain_errors
+from pfl_bench.config.bundled_rows import claimed_rows
+from pfl_bench.config.errors import Given
 from pfl_bench.config.row_differences import from_head, head_lines, is_harmless, row_differences
 from pfl_bench.config.schema import CONFIG_VERSION, RunConfig
 from pfl_bench.config.yaml_text import read_yaml, with_overrides
@@ -143,8 +144,6 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> ResolvedConfig:
 
 def _claim_differences(resolved: ResolvedConfig) -> tuple[str, ...]:
     """Differences of a user's file from the nearest bundled row that it claims to be."""
-    from pfl_bench.config.bundled_rows import claimed_rows  # it reads rows, as this module does
-
     found = []
     for path in claimed_rows(resolved.source, resolved.tree):
         row = read_yaml(path)
@@ -166,18 +165,13 @@ def _differences(
 
 def resolve(tree: Mapping[str, Any], path: Path, overrides: tuple[str, ...]) -> ResolvedConfig:
     """Check a configuration tree against the core's and the plug-ins' types."""
-    version = tree.get("version")
-    if version != CONFIG_VERSION:
-        place = blame("version", path, overrides)
-        raise ConfigError(
-            f"{place}{version!r} is not {CONFIG_VERSION}, the version of the configuration format "
-            "that this pfl-bench reads; port the file, or use the pfl-bench that it was written for"
-        )
-    config = validate_tree(RunConfig, tree, "", path, overrides)
-    folders = _add_plugins(config.plugins, path, overrides)
-    task, task_options = _plugin(plugins.TASK, config.task, "task", path, overrides)
+    given = Given(path, overrides)
+    _check_version(tree, given)
+    config = validate_tree(RunConfig, tree, "", given)
+    folders = _add_plugins(config.plugins, given)
+    task, task_options = _plugin(plugins.TASK, config.task, "task", given)
     model_type = plugins.options_type(plugins.MODEL, task)
-    model_options = validate_tree(model_type, config.model, "model", path, overrides)
+    model_options = validate_tree(model_type, config.model, "model", given)
     resolved = config.model_dump(mode="json")
     resolved["plugins"] = folders
     resolved["task"] = {"name": task, **task_options.model_dump(mode="json")}
@@ -185,24 +179,24 @@ def resolve(tree: Mapping[str, Any], path: Path, overrides: tuple[str, ...]) -> 
     found: dict[str, BaseModel] = {}
     for where, kind in _PLUGINS.items():
         section, key = where.split(".")
-        given = getattr(getattr(config, section), key, None)
-        if where == "federated.selection" and given is None and config.systems is not None:
-            given = {"name": "available"}
-        if given is not None:
-            name, found[where] = _plugin(kind, given, where, path, overrides)
+        part = getattr(getattr(config, section), key, None)
+        if where == "federated.selection" and part is None and config.systems is not None:
+            part = {"name": "available"}
+        if part is not None:
+            name, found[where] = _plugin(kind, part, where, given)
             resolved[section][key] = {"name": name, **found[where].model_dump(mode="json")}
     if config.federated is not None and config.federated.engine != "auto":
-        with _blaming("federated.engine", path, overrides):
+        with _blaming("federated.engine", given):
             plugins.load(plugins.ENGINE, config.federated.engine)
-    attack_options = _attack_options(config, path, overrides)
-    _check_numbers(tree, "", path, overrides)
+    attack_options = _attack_options(config, given)
+    _check_numbers(tree, "", given)
     if config.attack is not None and attack_options is not None:
         own = attack_options.model_dump(mode="json")
         resolved["attack"] = {**config.attack.shared, **own}
-    trackers = _tracker_options(config, path, overrides)
+    trackers = _tracker_options(config, given)
     resolved["logging"] = {name: own.model_dump(mode="json") for name, own in trackers.items()}
     return ResolvedConfig(
-        validate_tree(RunConfig, resolved, "", path, overrides),
+        validate_tree(RunConfig, resolved, "", given),
         task_options,
         model_options,
         found.pop("federated.algorithm", None),
@@ -216,7 +210,7 @@ def resolve(tree: Mapping[str, Any], path: Path, overrides: tuple[str, ...]) -> 
     )
 
 
-def _check_numbers(value: Any, dotted: str, path: Path, overrides: Sequence[str]) -> None:
+def _check_numbers(value: Any, dotted: str, given: Given) -> None:
     """Refuse numbers, wherever they stand in a configuration, that no tensor holds."""
     parts: Iterable[tuple[object, Any]] = ()
     if isinstance(value, Mapping):
@@ -224,61 +218,57 @@ def _check_numbers(value: Any, dotted: str, path: Path, overrides: Sequence[str]
     elif isinstance(value, list):
         parts = enumerate(value)
     for key, part in parts:
-        _check_numbers(part, f"{dotted}.{key}".lstrip("."), path, overrides)
+        _check_numbers(part, f"{dotted}.{key}".lstrip("."), given)
     largest = _LARGEST.get(type(value))
     if largest is not None and largest <= abs(value) < float("inf"):
-        raise ConfigError(
-            f"{blame(dotted, path, overrides)}must be less than {largest:.2g} in size"
-        )
+        raise ConfigError(f"{given.blame(dotted)}must be less than {largest:.2g} in size")
 
 
-def _attack_options(config: RunConfig, path: Path, overrides: Sequence[str]) -> BaseModel | None:
+def _attack_options(config: RunConfig, given: Given) -> BaseModel | None:
     """Check the keys of the section ``attack`` that are the plug-in's."""
     if config.attack is None:
         return None
     kind = config.attack.kind
-    with _blaming("attack.kind", path, overrides):
+    with _blaming("attack.kind", given):
         options_type = plugins.options_type(plugins.ATTACK, kind)
-    options = validate_tree(options_type, config.attack.own, "attack", path, overrides)
+    options = validate_tree(options_type, config.attack.own, "attack", given)
     evaluated = [*config.evaluation.splits, *config.evaluation.final_splits]
     if SPLIT in evaluated and not getattr(options, "has_target", True):
         raise ConfigError(
-            f"{blame('evaluation', path, overrides)}the attack '{kind}' as it is set aims at no "
+            f"{given.blame('evaluation')}the attack '{kind}' as it is set aims at no "
             f"label that could be counted as a success, so there is no split '{SPLIT}'; what it "
             "does is the fall of test/accuracy against corrupted_fraction 0"
         )
     return options
 
 
-def _tracker_options(
-    config: RunConfig, path: Path, overrides: Sequence[str]
-) -> dict[str, BaseModel]:
+def _tracker_options(config: RunConfig, given: Given) -> dict[str, BaseModel]:
     """Check the sections of ``logging`` that are plug-ins'."""
     options = {name: getattr(config.logging, name) for name in type(config.logging).model_fields}
     for name, own in (config.logging.model_extra or {}).items():
         where = f"logging.{name}"
-        with _blaming(where, path, overrides):
+        with _blaming(where, given):
             options_type = plugins.options_type(plugins.TRACKER, name)
             if not isinstance(own, Mapping):
                 raise PluginError(f"must be a section, such as {{}} (given: {own!r})")
-        options[name] = validate_tree(options_type, own, where, path, overrides)
+        options[name] = validate_tree(options_type, own, where, given)
     return options
 
 
-def _add_plugins(folders: Sequence[str], path: Path, overrides: Sequence[str]) -> list[str]:
+def _add_plugins(folders: Sequence[str], given: Given) -> list[str]:
     """Find plug-ins in folders, and give their absolute paths.
 
     Those that a file names are relative to the file's own folder. A row is its user's, and so is
     the code that it names. A run folder may be anybody's: of what its ``config.yaml`` names nothing
     is added that is not added already.
     """
-    is_override = any(text.partition("=")[0].strip() == "plugins" for text in overrides)
-    home = Path() if is_override else path.parent
-    if path.name == RECORD_NAME and not is_override:
-        _check_added(folders, path)
+    is_override = any(text.partition("=")[0].strip() == "plugins" for text in given.overrides)
+    home = Path() if is_override else given.path.parent
+    if given.path.name == RECORD_NAME and not is_override:
+        _check_added(folders, given.path)
         return list(folders)
     for folder in folders:
-        with _blaming("plugins", path, overrides):
+        with _blaming("plugins", given):
             plugins.add_folder(home / folder)
     return [str((home / folder).resolve()) for folder in folders]
 
@@ -299,46 +289,55 @@ def _check_added(folders: Sequence[str], path: Path) -> None:
 
 
 def _plugin(
-    kind: plugins.PluginKind,
-    section: Mapping[str, Any],
-    where: str,
-    path: Path,
-    overrides: Sequence[str],
+    kind: plugins.PluginKind, section: Mapping[str, Any], where: str, given: Given
 ) -> tuple[str, BaseModel]:
     name = section.get("name")
-    with _blaming(f"{where}.name", path, overrides):
+    with _blaming(f"{where}.name", given):
         if not isinstance(name, str):
             names = ", ".join(plugins.available(kind))
             raise PluginError(f"give the name of {kind.one}: {names}")
         options_type = plugins.options_type(kind, name)
     options = {key: value for key, value in section.items() if key != "name"}
-    return name, validate_tree(options_type, options, where, path, overrides)
+    return name, validate_tree(options_type, options, where, given)
 
 
 @contextmanager
-def _blaming(dotted: str, path: Path, overrides: Sequence[str]) -> Iterator[None]:
+def _blaming(dotted: str, given: Given) -> Iterator[None]:
     """Within it, an error of a plug-in names the place that asked for it."""
     try:
         yield
     except PluginError as error:
         text = str(error).removeprefix("plugins: ")
-        raise ConfigError(f"{blame(dotted, path, overrides)}{text}") from None
+        raise ConfigError(f"{given.blame(dotted)}{text}") from None
 
 
-def validate_tree(
-    model: type[M], data: Mapping[str, Any], where: str, path: Path, overrides: Sequence[str] = ()
-) -> M:
+def validate_tree(model: type[M], data: Mapping[str, Any], where: str, given: Given) -> M:
     """Check plain data, at a dotted path of a file ("" for the whole), against a type.
 
-    Path and overrides, which won over the file, are for messages: a line for each wrong value.
+    Messages have a line for each wrong value.
     """
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        text = explain_errors(error, model, RunConfig, data, where, path, overrides)
-        raise ConfigError(text) from None
+        raise ConfigError(given.explain(error, model, data, where)) from None
+
+
+def read_typed(path: Path, model: type[M]) -> M:
+    """Read a file that is not a row's: a view or a sweep."""
+    tree, given = read_yaml(path), Given(path)
+    _check_version(tree, given)
+    return validate_tree(model, tree, "", given)
+
+
+def _check_version(tree: Mapping[str, Any], given: Given) -> None:
+    if (version := tree.get("version")) != CONFIG_VERSION:
+        raise ConfigError(
+            f"{given.blame('version')}{version!r} is not {CONFIG_VERSION}, the version of the "
+            "configuration format that this pfl-bench reads; port the file, or use the pfl-bench "
+            "that it was written for"
+        )
 
 
 def validate_options(model: type[M], overrides: Sequence[str], where: str) -> M:
     """Read ``key=value`` texts into typed options of a command, which messages name."""
-    return validate_tree(model, with_overrides({}, overrides), "", Path(where))
+    return validate_tree(model, with_overrides({}, overrides), "", Given(Path(where)))

@@ -3,16 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, TypeVar
-
-from pydantic import BaseModel
-
-from pfl_bench.config.loading import validate_tree
-from pfl_bench.config.schema import CONFIG_VERSION
-from pfl_bench.config.yaml_text import read_yaml
-from pfl_bench.types import ConfigError
-
-M = TypeVar("M", bound=BaseModel)
+from typing import Literal
 
 VIEW_NAME = "view.yaml"
 SWEEP_FOLDER = "sweeps"
@@ -43,14 +34,3 @@ def rows_below(folder: Path) -> dict[str, Path]:
 
 def _is_record(path: Path) -> bool:
     return path.name == "config.yaml" and (path.parent / "environment.json").exists()
-
-
-def read_typed(path: Path, model: type[M]) -> M:
-    """Read a file that is not a row's: a view or a sweep."""
-    tree = read_yaml(path)
-    if tree.get("version") != CONFIG_VERSION:
-        raise ConfigError(
-            f"{path}: version: {tree.get('version')!r} is not {CONFIG_VERSION}, the version of the "
-            "format that this pfl-bench reads"
-        )
-    return validate_tree(model, tree, "", path)

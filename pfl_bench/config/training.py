@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from privacy.sampling_scheme import SamplingScheme, scheme_named, scheme_names
 
@@ -13,9 +13,21 @@ if TYPE_CHECKING:
 else:
     SchemeName = Literal[scheme_names()]
 
+T = TypeVar("T")
 PositiveInt = Annotated[int, Field(ge=1)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Workers = Annotated[int, Field(ge=0, le=64)]
+
+
+def _distinct(values: list[T]) -> list[T]:
+    twice = next((value for value in values if values.count(value) > 1), None)
+    if twice is not None:
+        raise ValueError(f"'{twice}' stands twice; give it once")
+    return values
+
+
+Distinct = Annotated[list[T], AfterValidator(_distinct)]
+"""A list in which nothing stands twice."""
 
 
 class Strict(BaseModel):
@@ -258,17 +270,11 @@ class LocalOptions(Strict):
 
     num_epochs: PositiveInt
     batch_size: PositiveInt
-    learning_rates: Annotated[list[PositiveFloat], Field(min_length=1)]
+    learning_rates: Annotated[Distinct[PositiveFloat], Field(min_length=1)]
     select_by: Literal["loss", "accuracy"] = "loss"
     choose_epoch: bool = False
     clients_per_round: PositiveInt = 100
     num_clients: PositiveInt | None = None
-
-    @model_validator(mode="after")
-    def _rates_differ(self) -> LocalOptions:
-        if len(set(self.learning_rates)) < len(self.learning_rates):
-            raise ValueError(f"learning_rates: a rate stands twice in {self.learning_rates}")
-        return self
 
 
 class MultitaskOptions(Strict):

@@ -9,15 +9,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field, model_validator
 
 from pfl_bench.config.bundled_rows import bundled_configs
-from pfl_bench.config.row_files import VIEW_NAME, read_typed, rows_below
-from pfl_bench.config.schema import Expected, RunConfig, Statistic
-from pfl_bench.config.training import Strict
+from pfl_bench.config.loading import read_typed
+from pfl_bench.config.row_files import VIEW_NAME, rows_below
+from pfl_bench.config.schema import Expected, RunConfig
+from pfl_bench.config.training import Distinct, Strict
 from pfl_bench.types import ConfigError, did_you_mean
+
+T = TypeVar("T")
+# What lines of ``metrics.jsonl`` have beside the evaluation.
+_IN_EACH_RUN = ("train", "privacy", "systems", "time")
 
 
 class ViewRow(Strict):
@@ -58,10 +63,10 @@ class Figure(Strict):
 
     kind: Literal["curves", "boxes", "budgets"]
     title: Annotated[str, Field(min_length=1)]
-    metrics: Annotated[list[str], Field(min_length=1)]
+    metrics: Annotated[Distinct[str], Field(min_length=1)]
     target: Annotated[float, Field(allow_inf_nan=False)] | None = None
     x: Literal["round", "simulated_time"] = "round"
-    rows: list[str] = Field(default_factory=list)
+    rows: Distinct[str] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _fits_its_kind(self) -> Figure:
@@ -132,21 +137,16 @@ def load_view(path: Path) -> LoadedView:
         ("row", [row.row for row in view.rows]),
         ("label", [row.shown_as for row in view.rows]),
     ):
-        twice = _twice(texts)
-        if twice:
+        if twice := _twice(texts):
             raise ConfigError(f"{path}: rows: the {what} '{twice}' stands twice; give it once")
     for index, row in enumerate(view.rows):
-        for statistic in get_args(Statistic):
-            twice = _twice([one.metric for one in row.expected if one.statistic == statistic])
-            if twice:
-                raise ConfigError(f"{path}: rows.{index}.expected: '{twice}' stands twice")
+        cells = [(one.metric, one.statistic) for one in row.expected]
+        if cell := _twice(cells):
+            raise ConfigError(f"{path}: rows.{index}.expected: '{cell[0]}' stands twice")
     for index, figure in enumerate(view.figures):
-        where = f"{path}: figures.{index}"
+        where, known = f"{path}: figures.{index}.rows", [row.row for row in view.rows]
         for name in figure.rows:
-            _check_name(name, [row.row for row in view.rows], f"{where}.rows", "row of this view")
-        twice = _twice(figure.rows) or _twice(figure.metrics)
-        if twice:
-            raise ConfigError(f"{where}: '{twice}' stands twice; give it once")
+            _check_name(name, known, where, "row of this view")
     return LoadedView(
         path, folder, tuple((row, rows[row.row]) for row in view.rows), tuple(view.figures)
     )
@@ -159,31 +159,36 @@ def _check_name(name: str, known: Sequence[str], where: str, what: str) -> None:
     raise ConfigError(f"{where}: '{name}' is no {what}{hint} Rows: {', '.join(known)}")
 
 
-def _twice(texts: Sequence[str]) -> str | None:
-    """The first text, by the alphabet, that stands there twice."""
-    return min((text for text in texts if texts.count(text) > 1), default=None)
+def _twice(values: Sequence[T]) -> T | None:
+    """The first value that stands there twice."""
+    return next((value for value in values if values.count(value) > 1), None)
 
 
 def check_measured(view: LoadedView, row: ViewRow, config: RunConfig) -> None:
     """Check, before anything runs, that a row measures what the view shows of it."""
-    evaluation = config.evaluation
-    place = f"{view.path}: row '{row.row}'"
-    finals = [entry.metric for entry in row.expected if entry.statistic == "last"]
-    for entry in row.expected:
-        is_best = entry.statistic == "best_over_rounds"
-        if is_best and entry.metric.partition("/")[0] not in evaluation.splits:
-            raise ConfigError(
-                f"{place}: the best over rounds of '{entry.metric}' is wanted, which is not of a "
-                f"split in the row's evaluation.splits: {evaluation.splits}"
-            )
+    place, evaluation = f"{view.path}: row '{row.row}'", config.evaluation
+    # The metric, the key of the splits that have to have its own, and for what it is wanted.
+    wanted = [
+        (entry.metric, "final_splits", "")
+        if entry.statistic == "last"
+        else (entry.metric, "splits", ", whose best over rounds is wanted,")
+        for entry in row.expected
+    ]
     for figure in view.figures:
         if figure.rows and row.row not in figure.rows:
             continue
+        of_it = f" of the figure '{figure.title}'"
         if figure.kind == "boxes":
-            finals += figure.metrics
+            wanted += [(metric, "final_splits", of_it) for metric in figure.metrics]
+        if figure.kind == "curves":
+            wanted += [
+                (metric, "splits", of_it)
+                for metric in figure.metrics
+                if metric.partition("/")[0] not in _IN_EACH_RUN
+            ]
         if figure.kind == "budgets":
-            wanted = {(target.metric, target.value) for target in evaluation.budgets}
-            if (figure.metrics[0], figure.target) not in wanted:
+            budgets = {(target.metric, target.value) for target in evaluation.budgets}
+            if (figure.metrics[0], figure.target) not in budgets:
                 raise ConfigError(
                     f"{place}: the figure '{figure.title}' shows what it cost to reach "
                     f"{figure.metrics[0]} {figure.target:g}, which is not in the row's "
@@ -194,19 +199,12 @@ def check_measured(view: LoadedView, row: ViewRow, config: RunConfig) -> None:
                 f"{place}: the figure '{figure.title}' is over simulated time, which a row without "
                 "the section 'systems' does not have; leave the row out of the figure's rows"
             )
-        if figure.kind == "curves":
-            for metric in figure.metrics:
-                split = metric.partition("/")[0]
-                if split not in {*evaluation.splits, "train", "privacy", "systems", "time"}:
-                    raise ConfigError(
-                        f"{place}: metric '{metric}' of the figure '{figure.title}' is not of a "
-                        f"split in the row's evaluation.splits: {evaluation.splits}"
-                    )
-    for metric in finals:
-        if metric.partition("/")[0] not in evaluation.final_splits:
+    for metric, key, why in wanted:
+        splits = getattr(evaluation, key)
+        if metric.partition("/")[0] not in splits:
             raise ConfigError(
-                f"{place}: metric '{metric}' is not of a split in the row's "
-                f"evaluation.final_splits: {evaluation.final_splits}"
+                f"{place}: metric '{metric}'{why} is not of a split in the row's evaluation.{key}: "
+                f"{splits}"
             )
 
 

@@ -243,6 +243,7 @@ def composition_of(
     if name == DEFAULT_MECHANISM and not options:
         return sampled_gaussian
     from pfl_bench import plugins
+    from pfl_bench.config.errors import Given
     from pfl_bench.config.loading import validate_tree
     from privacy.mechanism import NoiseScale
 
@@ -253,7 +254,7 @@ def composition_of(
     if "clip_norm" in kind.model_fields:
         # Noise is in multiples of it, so that no epsilon depends on it.
         options = {"clip_norm": 1.0, **options}
-    typed = validate_tree(kind, options, "", Path(f"{where}, mechanism {name}"))
+    typed = validate_tree(kind, options, "", Given(Path(f"{where}, mechanism {name}")))
 
     def built(cohort: float, noise_cohort: float, rounds: int) -> Any:
         # Without noise none can be infeasible, and the multiplier is asked for when composing.

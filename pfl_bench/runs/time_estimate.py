@@ -29,7 +29,7 @@ from pfl_bench.runs.preparing import PreparedRun, prepare
 from pfl_bench.runs.preview import changed
 from pfl_bench.trainers.local_only import LocalTrainer
 from pfl_bench.trainers.personalized import PersonalizedModels
-from pfl_bench.types import FederatedSplit, SingleProcess, Task, UserInputError
+from pfl_bench.types import FederatedSplit, SingleProcess, Task, TaskAround, UserInputError
 from privacy.errors import PrivacyError
 
 # Clients or batches of the smaller measurement; of federated clients more, if they are quick.
@@ -39,15 +39,6 @@ _LONGEST_ROUND = 20.0
 # Rounds of a measurement end after so many seconds or, once one drew a client, so many rounds.
 _SECONDS, _REPEATS, _TRIES = 0.5, 4, 12
 _EVALUATED_BATCHES = 4
-# What tasks may have beside their splits, and the first examples of one then have too.
-_OPTIONAL = (
-    "transform",
-    "column_names",
-    "column_values",
-    "read_column",
-    "example_losses",
-    "training_loss",
-)
 
 
 @dataclass(frozen=True)
@@ -260,19 +251,12 @@ class _Users:
         return self._split.client_ids()[: self.num_users]
 
 
-class _First:
+class _First(TaskAround):
     """A task, some of whose splits have their first users alone."""
 
     def __init__(self, task: Task, examples: int, *splits: str) -> None:
+        super().__init__(task)
         self._task, self._examples, self._splits = task, examples, splits
-        self.facts = task.facts
-        self.metrics = task.metrics
-        self.split_names = task.split_names
-        self.loss = task.loss
-        # In the instance, where a check of a Protocol finds them, and only if the task has them.
-        for name in _OPTIONAL:
-            if hasattr(task, name):
-                setattr(self, name, getattr(task, name))
 
     def split(self, name: str) -> FederatedSplit:
         """A split, or its first users."""

@@ -21,17 +21,9 @@ from pfl_bench.types import (
     FederatedSplit,
     HasColumns,
     Task,
+    TaskAround,
 )
 
-# What a task may also have, and this one then has too.
-_OPTIONAL = (
-    "transform",
-    "use_device",
-    "column_names",
-    "column_values",
-    "example_losses",
-    "training_loss",
-)
 # Test examples that are read at once, however few of them are attacked.
 _BLOCK = 256
 _LABELS = "targets"
@@ -121,7 +113,7 @@ class AttackSplit:
         return self._poison.attack(Examples(inputs, torch.cat([part.targets for part in parts])))
 
 
-class CorruptedTask:
+class CorruptedTask(TaskAround):
     """A task with corrupted training users; everything else is the task's own.
 
     It has one more split where success can be counted: "attack", of the test split. The task is
@@ -137,6 +129,7 @@ class CorruptedTask:
         build: Callable[[DataFacts, Examples], Poison],
         seed: int,
     ) -> None:
+        super().__init__(task)
         train = task.split("train")
         example = train.read_range(0, 1)
         _check_labels(task, example)
@@ -148,15 +141,9 @@ class CorruptedTask:
         drawn = stream(seed, Purpose.ATTACK).permutation(train.num_users)[:count]
         self.corrupted: frozenset[int] = frozenset(drawn.tolist())
         extra = {**task.facts.extra, "corrupted_users": count}
-        self.facts: DataFacts = replace(task.facts, extra=extra)
-        self.metrics: tuple[str, ...] = task.metrics
-        self.split_names: tuple[str, ...] = task.split_names
+        self.facts = replace(task.facts, extra=extra)
         if self._poison.has_target and "test" in task.split_names:
             self.split_names += (SPLIT,)
-        # In the instance, where a check of a Protocol finds them, and only if the task has them.
-        for name in _OPTIONAL:
-            if hasattr(task, name):
-                setattr(self, name, getattr(task, name))
         if isinstance(task, HasColumns):
             self.read_column: Callable[[str, str, int, int], NDArray[np.int64]] = self._read_column
 
@@ -167,10 +154,6 @@ class CorruptedTask:
         if name == SPLIT and SPLIT in self.split_names:
             return self._attack_split()
         return self._task.split(name)
-
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The task's loss."""
-        return self._task.loss(outputs, targets)
 
     def _attack_split(self) -> AttackSplit:
         if self._attack is None:

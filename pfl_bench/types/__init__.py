@@ -44,6 +44,7 @@ from pfl_bench.types.tasks import (
     ReadsOnDevice,
     SkipsOutputs,
     Task,
+    TaskAround,
     TransformsBatches,
 )
 from pfl_bench.types.trainer import PrivateSeed, Trainer
@@ -89,6 +90,7 @@ __all__ = [
     "Stateful",
     "StoppedError",
     "Task",
+    "TaskAround",
     "Trainer",
     "TransformsBatches",
     "UpdateTransform",

@@ -14,6 +14,18 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
+# What tasks may have beside their splits, by the protocols below.
+_OPTIONAL = (
+    "transform",
+    "use_device",
+    "column_names",
+    "column_values",
+    "read_column",
+    "example_losses",
+    "training_loss",
+)
+
+
 class Task(Protocol):
     """A learning problem on federated data; built by ``tasks/<name>/task.py``.
 
@@ -41,6 +53,18 @@ class Task(Protocol):
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Loss of a batch: the plain mean of its examples' losses, a differentiable scalar."""
+
+
+class TaskAround:
+    """Base of a task around another: it has the other's members but those that it defines anew."""
+
+    def __init__(self, task: Task) -> None:
+        self.facts, self.metrics, self.split_names = task.facts, task.metrics, task.split_names
+        self.loss = task.loss
+        # In the instance, where a check of a Protocol finds them, and only if the task has them.
+        for name in _OPTIONAL:
+            if hasattr(task, name):
+                setattr(self, name, getattr(task, name))
 
 
 class BatchTransform(Protocol):

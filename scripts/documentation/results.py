@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
+from pfl_bench.config.errors import Given
 from pfl_bench.config.loading import validate_tree
 from pfl_bench.config.training import Strict
 from pfl_bench.config.yaml_text import read_yaml
@@ -147,7 +148,7 @@ def results_page(checkout: Path) -> str:
             not comparable has no reason, or a reason no such cell.
     """
     folder = checkout / FOLDER
-    head = validate_tree(Head, read_yaml(folder / _HEAD), "", folder / _HEAD)
+    head = validate_tree(Head, read_yaml(folder / _HEAD), "", Given(folder / _HEAD))
     files = [path for path in sorted(folder.glob("*.yaml")) if path.name != _HEAD]
     shown = [_load(path) for path in files]
     named = {name for one in shown for name in one.section.records}
@@ -216,7 +217,7 @@ def check_page(checkout: Path) -> None:
 
 
 def _load(path: Path) -> _Shown:
-    section = validate_tree(Section, read_yaml(path), "", path)
+    section = validate_tree(Section, read_yaml(path), "", Given(path))
     found = [record for name in section.records for record in _read(path.parent / name)]
     rows = section.rows or list(dict.fromkeys(record.row for record in found))
     missing = sorted(set(rows) - {record.row for record in found})

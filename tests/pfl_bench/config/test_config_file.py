@@ -67,6 +67,7 @@ def test_the_written_configuration_reads_back_the_same(
         ("name=a/b", "name", "pattern"),
         ("model.name=resnet", "model.name", "'softmax'"),
         ("evaluation.select_best=test/accuracy", "evaluation", "not in splits"),
+        ("evaluation.splits=[val, val]", "evaluation.splits", "'val' stands twice"),
     ],
 )
 def test_a_wrong_key_or_value_is_refused_with_its_place(
@@ -76,7 +77,7 @@ def test_a_wrong_key_or_value_is_refused_with_its_place(
         load_config(config_file("private_federated"), [override])
     message = str(caught.value)
     # What gave the value is blamed; a contradiction is between the file and the override.
-    is_contradiction = override.startswith("evaluation")
+    is_contradiction = override.startswith("evaluation.select_best")
     assert message.startswith("override ") != is_contradiction
     assert ("private_federated.yaml" in message) == is_contradiction
     assert f"override {override}: " in message

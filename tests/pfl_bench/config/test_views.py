@@ -97,7 +97,7 @@ def test_views_and_sweeps_are_no_rows(folders: Path) -> None:
         (lambda t: t.update(figures=[figure("boxes", rows=["fll"])]), "did you mean 'fl'"),
         (
             lambda t: t.update(figures=[figure("boxes", rows=["fl", "fl"])]),
-            "figures.0: 'fl' stands twice",
+            "figures.0.rows: 'fl' stands twice",
         ),
         (
             lambda t: t["rows"][0]["expected"].append(cell("test/loss", 1.0)),
