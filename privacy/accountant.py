@@ -21,7 +21,7 @@ from typing import Any, Literal, get_args
 
 from privacy.accountants.poisson import rounds_pld
 from privacy.accountants.prv import numpy_errstate, prv_epsilon
-from privacy.accountants.renyi import renyi_of
+from privacy.accountants.renyi import renyi_epsilon
 from privacy.accountants.truncation import truncated_pld, untruncated
 from privacy.accountants.without_replacement import replaced_pld
 from privacy.amplification import Composition
@@ -207,7 +207,7 @@ def _epsilon(
 ) -> float:
     rough_parts = tuple((_rough(event), count) for event, count in parts)
     if all(_kind_of(event)[0] in KNOWN_EVENTS["rdp"] for event, _ in rough_parts):
-        rough = _rdp_epsilon(rough_parts, delta)
+        rough = renyi_epsilon(rough_parts, delta)
     else:
         rough = sum(count * _pure_epsilon(event) for event, count in parts)
     if accountant == "rdp" or rough > 10 * LARGEST_EPSILON:
@@ -277,10 +277,6 @@ def _pure_epsilon(event: Any) -> float:
 def has_no_noise(composition: Composition) -> bool:
     """Whether an event that is composed has no noise at all, so that there is no guarantee."""
     return any(count and _noise_of(event) == 0 for event, count in composition.parts)
-
-
-def _rdp_epsilon(parts: tuple[tuple[Any, int], ...], delta: float) -> float:
-    return float(renyi_of(parts).get_epsilon(delta))
 
 
 def _pld_interval(rdp_epsilon: float) -> float:

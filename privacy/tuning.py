@@ -33,7 +33,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from privacy.accountant import LARGEST_EPSILON, check_composition, check_delta, has_no_noise
-from privacy.accountants.renyi import renyi_of
+from privacy.accountants.renyi import renyi_epsilon, renyi_of
 from privacy.amplification import Composition, MechanismComposition, Participation
 from privacy.calibration import calibrate_noise_multiplier, check_epsilon
 from privacy.errors import PlanError, PrivacyError
@@ -229,7 +229,7 @@ def _epsilon(plans: Sequence[Composition], trials: Trials, delta: float) -> floa
     singles = [0.0]
     if trials.eta >= 0.0:
         law = (trials.mean, trials.eta)
-        singles = [float(renyi_of(part, law).get_epsilon(delta)) for part in parts if part]
+        singles = [renyi_epsilon(part, delta, law) for part in parts if part]
         if len(plans) == 1:
             return singles[0]
     accountants = [renyi_of(part) for part in parts]

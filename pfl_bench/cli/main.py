@@ -95,7 +95,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         message = explain(error)
         if message is None:
             raise
-        say(f"pfl-bench: {message}")
+        # Some messages begin with the command that they are about.
+        say(f"pfl-bench: {message.removeprefix('pfl-bench ')}")
         from pfl_bench.types import WorkerError
 
         return EXIT_FAILED if isinstance(error, WorkerError) else EXIT_INPUT

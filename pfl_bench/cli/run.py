@@ -47,10 +47,11 @@ def main(arguments: argparse.Namespace) -> int:
     from pfl_bench.runs.rows import rows_from_summaries
     from pfl_bench.runs.runner import run
 
-    if read_json(out / "summary.json") is not None:
-        say(f"{out}: this run is finished; it is not run again")
+    is_finished = read_json(out / "summary.json") is not None
     profile = Profile() if arguments.profile else None
     summary = run(resolved, out, arguments.resume or is_restarted(), group, profile)
+    if is_finished:
+        say(f"{out}: this run is finished; it is not run again")
     page = write_report([out], out / "report.html")
     rows = rows_from_summaries([summary])
     if arguments.json:

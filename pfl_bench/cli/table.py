@@ -6,6 +6,7 @@ A view shows other cells, and figures, of the runs of a folder's rows.
 from __future__ import annotations
 
 import argparse
+import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,8 +74,10 @@ def _plans_of_rows(folder: Path, runs: Path, arguments: argparse.Namespace) -> l
     rows = rows_below(folder)
     if not rows:
         sweeps = ", ".join(str(path) for path in sorted(folder.glob("*.yaml")))
-        hint = f"; run a sweep with pfl-bench sweep: {sweeps}" if sweeps else ""
-        raise ConfigError(f"{folder}: holds no row (*.yaml){hint}")
+        copied = shlex.quote(str(folder / "mine.yaml"))
+        hint = f"make one: pfl-bench copy demo/federated.yaml {copied}"
+        hint = f"run a sweep with pfl-bench sweep: {sweeps}" if sweeps else hint
+        raise ConfigError(f"{folder}: holds no row (*.yaml); {hint}")
     if arguments.only is not None:
         rows = dict([run_many.choose(rows, arguments.only, folder)])
     configurations = run_many.with_seeds(rows.values(), arguments.overrides, arguments.seeds)

@@ -51,8 +51,7 @@ def locate(name: str, folder: bool) -> Path:
     hint = did_you_mean(inner, known, ".", cutoff=0.4, most=5)
     kind, listed = ("folder of rows", "tables") if folder else ("row file", "rows")
     raise ConfigError(
-        f"{name}: no such {kind}{hint} `pfl-bench list {listed}` shows all {len(known)} that are "
-        "bundled"
+        f"{name}: no such {kind}{hint} `pfl-bench list {listed}` shows all that are bundled"
     )
 
 

@@ -326,11 +326,17 @@ def read_typed(path: Path, model: type[M]) -> M:
     """Read a file that is not a row's: a view or a sweep."""
     tree, given = read_yaml(path), Given(path)
     _check_version(tree, given)
+    if {"task", "model"} <= tree.keys():
+        kind = model.__name__.lower()
+        raise ConfigError(f"{path}: holds a row, no {kind}; `pfl-bench run {path}` runs it")
     return validate_tree(model, tree, "", given)
 
 
 def _check_version(tree: Mapping[str, Any], given: Given) -> None:
-    if (version := tree.get("version")) != CONFIG_VERSION:
+    if (version := tree.get("version")) is None:
+        missing = f"required, but missing; write 'version: {CONFIG_VERSION}'"
+        raise ConfigError(f"{given.blame('version')}{missing}")
+    if version != CONFIG_VERSION:
         raise ConfigError(
             f"{given.blame('version')}{version!r} is not {CONFIG_VERSION}, the version of the "
             "configuration format that this pfl-bench reads; port the file, or use the pfl-bench "

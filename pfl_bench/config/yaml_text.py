@@ -99,7 +99,11 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ConfigError(f"{path}: not valid YAML: {error}") from None
     if not isinstance(tree, dict):
-        raise ConfigError(f"{path}: a configuration is a mapping of keys to values")
+        found = "nothing" if tree is None else "a list" if isinstance(tree, list) else "one value"
+        raise ConfigError(
+            f"{path}: a configuration is a mapping of keys to values, but the file holds {found}; "
+            "begin with a bundled row: pfl-bench copy demo/federated.yaml mine.yaml"
+        )
     return tree
 
 

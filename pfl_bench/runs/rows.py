@@ -284,7 +284,8 @@ def _notes(
     stopped = [run for run in runs if run.status == "budget_exhausted"]
     if stopped:
         rounds = ", ".join(sorted({str(run.rounds or "?") for run in stopped}))
-        notes.append(f"stopped by the privacy budget after {rounds} rounds")
+        noun = "round" if rounds == "1" else "rounds"
+        notes.append(f"stopped by the privacy budget after {rounds} {noun}")
     notes += [
         f"the seeds differ in their {side} epsilon, the largest is shown"
         for side in ("simulated", "actual")

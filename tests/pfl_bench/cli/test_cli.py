@@ -98,6 +98,10 @@ def test_quiet_verbose_and_json_say_as_much_as_they_promise(
     assert found.pop("folder") == out
     assert found == json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
     assert "this run is finished" in printed.err
+    assert main(["run", row, "--out", out, "federated.num_rounds=7"]) == 2
+    refused = capsys.readouterr().err
+    assert "holds a run of another configuration" in refused
+    assert "this run is finished" not in refused
     verbose = ["federated.num_rounds=6", "evaluation.every=3", "--verbose"]
     assert main(["run", row, "--out", str(tmp_path / "said"), *verbose]) == 0
     said = capsys.readouterr().err
@@ -143,6 +147,8 @@ def test_overrides_stand_before_or_after_options(
     ("arguments", "words"),
     [
         (["run", "no/such.yaml"], "no such row file"),
+        (["run", "no"], "`pfl-bench list rows` shows all that are bundled"),
+        (["table", "."], ".: holds no row (*.yaml); make one: pfl-bench copy demo/federated.yaml"),
         (["run", "demo"], "demo is a folder, no row; `pfl-bench table demo` runs it"),
         (["table", "demo/central.yaml"], "is a file, no folder; `pfl-bench run"),
         (["run", "demo/centrl.yaml"], "did you mean 'demo/central.yaml'"),
@@ -158,6 +164,7 @@ def test_overrides_stand_before_or_after_options(
         (["data", "generate", "flair", "--out", "x", "num_users=3"], "num_users"),
         (["data", "generate", "flair", "--out", "x", "num_images=20"], "num_users = 600"),
         (["data", "stats", "/no/such.h5"], "/no/such.h5"),
+        (["new", "algorithm", "my alg"], "pfl-bench: new algorithm my alg: the name is"),
         (["report", "/no/such"], "/no/such"),
     ],
 )
@@ -173,6 +180,7 @@ def test_wrong_input_is_exit_2_with_a_message(
     error = capsys.readouterr().err
     assert words in error
     assert "Traceback" not in error
+    assert error.count("pfl-bench: ") == 1
     assert list(tmp_path.iterdir()) == []
 
 

@@ -191,6 +191,8 @@ def test_an_override_reads_back_as_the_value(value: Any) -> None:
     ("changes", "overrides", "words"),
     [
         ({"version": 3}, [], "version: 3 is not 1"),
+        ({"version": None}, [], "version: required, but missing; write 'version: 1'"),
+        ({"task": {"name": "digits"}, "model": {}}, [], "holds a row, no sweep"),
         ({"grd": {}}, [], "did you mean 'grid'"),
         ({"grid": {}}, [], "grid: must be a section of 1 or more keys"),
         ({"grid": {RATE: []}}, [], "must be a list of 1 or more items"),

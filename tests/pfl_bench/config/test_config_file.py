@@ -94,11 +94,13 @@ def test_a_malformed_override_is_refused(config_file: Callable[..., Path], overr
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[1, 2]", "a configuration is a mapping"),
+        ("[1, 2]", "a configuration is a mapping of keys to values, but the file holds a list"),
+        ("", "holds nothing; begin with a bundled row: pfl-bench copy"),
+        ("x", "holds one value"),
         ("a: [", "not valid YAML"),
         ("version: 1\nversion: 1", "stands twice"),
         ("version: 2", "is not 1"),
-        ("name: x", "version: None is not 1"),
+        ("name: x", "version: required, but missing; write 'version: 1'"),
         ("version: 1\n", "name: required"),
         ("1: 2", "is not text"),
         ("a: " + "[" * 100_000, "nested too deep"),

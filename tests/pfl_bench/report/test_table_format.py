@@ -359,6 +359,12 @@ def test_notes_say_what_is_unusual() -> None:
     assert (row.epsilon_actual, row.delta_actual) == (math.inf, 2e-6)
 
 
+def test_one_round_before_the_budget_is_no_plural() -> None:
+    stopped = {**summary(published=None, status="budget_exhausted"), "rounds": 1}
+    row = rows_from_summaries([stopped])[0]
+    assert row.note == "stopped by the privacy budget after 1 round"
+
+
 def test_a_value_that_one_seed_lacks_is_noted() -> None:
     runs = [summary(seed=0, published=None), summary(seed=1, published=None, metrics={})]
     row = rows_from_summaries(runs)[0]
