@@ -19,9 +19,9 @@ from pfl_bench.types import UserInputError
 def main(arguments: argparse.Namespace) -> int:
     """Write the page and its JSON, and print the tables."""
     out = Path(arguments.out)
+    found = each_once(path for name in arguments.folders for path in runs_below(Path(name)))
     check_page(out, arguments.force)
     data_out = out.with_suffix(".json")
-    found = each_once(path for name in arguments.folders for path in runs_below(Path(name)))
     runs = read_runs(found, say)
     if arguments.audit:
         runs = [run if _is_audited(run) else replace(run, is_audit_believed=False) for run in runs]

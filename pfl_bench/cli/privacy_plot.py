@@ -38,9 +38,10 @@ def check_target(target: Path) -> None:
             f"{where}: the name ends in {target.suffix or 'nothing'!r}, but must end in "
             f"{' or '.join(FORMATS)}, which is the format that is written"
         )
-    if target.is_dir() or not target.parent.is_dir():
-        what = "is a folder" if target.is_dir() else f"there is no folder {target.parent}"
-        raise ConfigError(f"{where}: {what}; give the name of a file in a folder that exists")
+    if target.is_dir():
+        raise ConfigError(f"{where}: is a folder; give the name of a file")
+    if not (nearest := next(path for path in target.parents if path.exists())).is_dir():
+        raise ConfigError(f"{where}: {nearest} is no folder; give the name of a file in a folder")
 
 
 def draw(
@@ -82,6 +83,7 @@ def draw(
         title = f"Epsilon against rounds: {mechanism}, {arguments.sampling} sampling"
         figure.suptitle(title, fontsize=10)
         about = {"Title": title} | ({"Date": None} if target.suffix.lower() == ".svg" else {})
+        target.parent.mkdir(parents=True, exist_ok=True)
         write_figure(figure, target, dpi=_DOTS_PER_INCH, metadata=about)
 
 

@@ -14,6 +14,7 @@ from pfl_bench.report.run_folder import named_runs, read_runs
 def main(arguments: argparse.Namespace) -> int:
     """Write the page of one or more run folders."""
     out, folders = Path(arguments.out), named_runs(map(Path, arguments.runs))
+    runs = read_runs(folders, say)
     # A run's own page is made of its folder alone, and can be made anew at any time.
     is_own = out.name == "report.html" and [out.parent.resolve()] == [p.resolve() for p in folders]
     if not is_own:
@@ -21,7 +22,6 @@ def main(arguments: argparse.Namespace) -> int:
     figures = None if arguments.figures is None else Path(arguments.figures)
     if figures is not None:
         check_empty(figures, arguments.force)
-    runs = read_runs(folders, say)
     page = write_page(runs, out, save_to=figures)
     if figures is not None:
         say(f"figures: {figures}")

@@ -85,8 +85,7 @@ def announce(arguments: argparse.Namespace) -> None:
         return
     what = getattr(arguments, _READS[arguments.command])
     if not isinstance(what, str):
-        noun = "run" if arguments.command == "report" else "folder"
-        what = f"{len(what)} {noun}{'s' * (len(what) > 1)}"
+        what = what[0] if len(what) == 1 else f"{len(what)} folders"
     say(f"pfl-bench {arguments.command}: reading {what}")
 
 

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pfl_bench.config.row_files import kind_of, rows_below
+from pfl_bench.config.row_files import VIEW_NAME, kind_of, rows_below
 from pfl_bench.config.yaml_text import read_yaml
 from pfl_bench.types import ConfigError, did_you_mean
 
@@ -48,7 +48,7 @@ def locate(name: str, folder: bool) -> Path:
             if kind_of(path) != "declaration"
         }
     )
-    hint = did_you_mean(inner, known, ".", cutoff=0.4, most=5)
+    hint = did_you_mean(inner, known, ".", cutoff=0.4 if folder else 0.6, most=5)
     kind, listed = ("folder of rows", "tables") if folder else ("row file", "rows")
     raise ConfigError(
         f"{name}: no such {kind}{hint} `pfl-bench list {listed}` shows all that are bundled"
@@ -59,9 +59,14 @@ def locate_row(name: str) -> Path:
     """Find the file of one row, no sweep, view or declaration; see ``locate``."""
     path = locate(name, folder=False)
     kind = kind_of(path)
+    if kind == "row" and not {"task", "model"} & (keys := read_yaml(path).keys()):
+        kind = "sweep" if {"row", "grid"} <= keys else "view" if "rows" in keys else "row"
     if kind != "row":
         command = f"sweep {path}" if kind == "sweep" else f"table {path.parent}"
-        raise ConfigError(f"{path} is a {kind}, not a row; run it by `pfl-bench {command}`")
+        named = (
+            "" if kind != "view" or path.name == VIEW_NAME else f" once it is called {VIEW_NAME}"
+        )
+        raise ConfigError(f"{path} is a {kind}, not a row; run it by `pfl-bench {command}`{named}")
     return path
 
 

@@ -92,8 +92,10 @@ def _explain(
     if kind == "extra_forbidden":
         siblings = _fields_at(model, detail["loc"][:-1])
         elsewhere = [name for name in all_paths(RunConfig) if name.endswith("." + keys[-1])]
-        hint = did_you_mean(keys[-1], siblings, ".", cutoff=0.5)
-        hint = f"; did you mean '{elsewhere[0]}'?" if elsewhere else hint
+        far = did_you_mean(keys[-1], siblings, ".", cutoff=0.5)
+        far = f"; did you mean '{elsewhere[0]}'?" if elsewhere else far
+        is_in_section = model is not RunConfig or len(keys) > 1
+        hint = did_you_mean(keys[-1], siblings if is_in_section else (), far)
         return f"unknown key{hint} Allowed here: {', '.join(siblings) or 'none'}."
     if kind == "missing":
         return "required, but missing"

@@ -82,7 +82,8 @@ def _parsed(text: str) -> Any:
     except RecursionError:
         raise ValueError("it is nested too deep") from None
     except yaml.YAMLError as error:
-        raise ValueError(str(error)) from None
+        # The message around it names the file.
+        raise ValueError(str(error).replace('in "<unicode string>", line', "at line")) from None
     return value
 
 

@@ -100,9 +100,10 @@ class RunFolder:
                 "folder with --out"
             ) from None
         except OSError as error:
+            is_file = isinstance(error, FileExistsError | NotADirectoryError)
+            why = "a file has this name, or part of it" if is_file else error.strerror
             raise RunFolderError(
-                f"{self.path}: this run folder cannot be made or written ({error.strerror}); give "
-                "another with --out"
+                f"{self.path}: this run folder cannot be written ({why}); give another with --out"
             ) from None
         self._remove_leftovers()
         return self

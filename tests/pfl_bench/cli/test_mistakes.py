@@ -36,6 +36,42 @@ def test_links_that_lead_in_a_circle(command: str, tmp_path: Path, capsys: Captu
     assert "loop" in said([command, str(loop)], capsys)
 
 
+@pytest.mark.parametrize("command", ["report", "leaderboard"])
+def test_folders_that_are_missing_are_told_before_a_page_that_exists(
+    command: str, tmp_path: Path, capsys: Capture
+) -> None:
+    (tmp_path / "page.html").touch()
+    text = said([command, "nowhere", "--out", str(tmp_path / "page.html")], capsys)
+    assert "nowhere" in text.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ("row: a.yaml\ngrid: {seed: [1]}", "is a sweep, not a row; run it by `pfl-bench sweep"),
+        ("view_of: demo\nrows: []", "is a view, not a row; run it by `pfl-bench table"),
+        ("a: b: c", "not valid YAML: mapping values are not allowed here\n  at line 2, column 5"),
+    ],
+)
+def test_a_file_that_is_no_row(keys: str, words: str, tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "mine.yaml").write_text(f"version: 1\n{keys}\n", encoding="utf-8")
+    text = said(["run", str(tmp_path / "mine.yaml")], capsys)
+    assert words in text
+    assert "unicode string" not in text
+
+
+def test_a_name_like_no_other_gets_no_suggestion(capsys: Capture) -> None:
+    assert "did you mean" not in said(["run", "nothere.yaml"], capsys)
+
+
+def test_a_run_folder_that_is_a_file(
+    config_file: Callable[..., Path], tmp_path: Path, capsys: Capture
+) -> None:
+    (tmp_path / "out").touch()
+    text = said(["run", str(config_file("federated")), "--out", str(tmp_path / "out")], capsys)
+    assert "cannot be written (a file has this name, or part of it)" in text
+
+
 def test_more_seeds_than_anybody_trains(capsys: Capture) -> None:
     text = said(["table", "demo", "--seeds", "99999999999"], capsys)
     assert "--seeds 99999999999: give 1 to 10000" in text

@@ -135,6 +135,13 @@ def test_a_contradiction_names_the_file_and_the_override(
     assert f"{row} with override {override}: {words}" in str(refused.value)
 
 
+def test_a_near_name_of_the_section_comes_before_that_name_elsewhere(
+    config_file: Callable[..., Path],
+) -> None:
+    with pytest.raises(ConfigError, match=r"num_rounds=2: unknown key; did you.*'num_epochs'"):
+        load_config(config_file("central"), ["central.num_rounds=2"])
+
+
 @pytest.mark.parametrize("kind", ["central", "federated", "central_dp"])
 def test_a_setting_of_another_kind_of_row_is_said_not_to_exist(
     config_file: Callable[..., Path], kind: str

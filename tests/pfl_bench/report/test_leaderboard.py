@@ -251,6 +251,8 @@ def test_a_folder_that_cannot_be_read_is_named_and_the_others_are_shown(
         assert main([*command, "--out", str(out), "--force"]) == 1
         assert f"left out: {bad / name}" in capsys.readouterr().err
         assert out.stat().st_size > 10_000
+    assert main(["leaderboard", str(tmp_path), "--out", "board"]) == 2
+    assert "--out board: give the name of a page, such as" in capsys.readouterr().err
     assert main(["report", str(bad), "--out", str(out), "--force"]) == 2
     assert str(bad / name) in capsys.readouterr().err
 
@@ -260,7 +262,6 @@ def test_a_folder_that_cannot_be_read_is_named_and_the_others_are_shown(
     [
         (["nowhere"], "nowhere is no folder; give a folder that"),
         (["."], "holds no run folder"),
-        ([".", "--out", "board"], "--out board: give the name of a page, such as"),
     ],
 )
 def test_what_is_no_folder_of_runs_is_refused(
