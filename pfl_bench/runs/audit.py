@@ -145,7 +145,10 @@ def audit_run(
         again.rounds = list(range(1, 1 + int(made[-1].numbers.get("steps", 0))))
     is_here = isinstance(inputs.seed, SeedRecord) and inputs.seed.is_of_this_machine
     allowed = {"none": 0.0, "all": math.inf}.get(recompute, seconds)
-    checks = [*checks, check_outcome(run, is_here, allowed)]
+    rebuilt = None if isinstance(inputs.rebuilt, str) else inputs.rebuilt.statement
+    # Rounds of a final statement computed anew are all that configuration and budget allow.
+    ended_early = rebuilt is not None and statement["rounds"] < rebuilt["rounds"]
+    checks = [*checks, check_outcome(run, is_here, allowed, ended_early)]
     selection = read_json(folder / "selection.json")
     if selection is not None:
         checks = [*checks, check_selection(selection, evidence, inputs)]

@@ -124,7 +124,7 @@ def _observed_checks(evidence: Evidence, inputs: AuditInputs) -> Iterator[Check]
         return
     reason = (
         "no law is tested on the record of example-level DP: where data and seed are at hand, "
-        "its steps are computed again (cohort_replay, noise_replay, recompute)"
+        "its steps are computed again (cohort_replay, noise_replay, recomputation)"
     )
     claim = "What a round did is what is claimed of it."
     others = [check.name for check in _OBSERVED if check not in _OF_EXAMPLES]

@@ -111,7 +111,7 @@ class Finding:
         self.numbers |= numbers
         if power is not None:
             self.numbers["smallest_seen"] = power
-            text += f". A run of this length shows {power}"
+            text += f". A run of this length would show {power}"
         self.text = text
         return self
 

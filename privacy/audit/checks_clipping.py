@@ -63,7 +63,7 @@ def check_clip_bound(evidence: Evidence, inputs: AuditInputs) -> Finding:
     total = float(np.nansum(updates))
     return found.seen(
         f"largest clipped norm {share:.9g} of the bound in {evidence.rounds} rounds; "
-        f"{np.nansum(number) / max(1.0, total):.3g} of {total:.0f} updates were clipped"
+        f"{np.nansum(number):.0f} of {total:.0f} updates were clipped"
         f"{_bound_alone(inputs)}",
         largest_share=share,
         updates=total,
@@ -114,11 +114,15 @@ def check_clip_probe(evidence: Evidence, inputs: AuditInputs) -> Finding:
     # How likely one client alone among those of a round is found.
     watched = np.where(np.isnan(watched), np.where(one, 1.0, number), watched)
     passed_over = np.nanprod(np.where(seen, 1.0 - np.minimum(1.0, watched / number), 1.0))
+    chance = f"with probability {1.0 - passed_over:.3g}"
+    power = f"a client beyond the bound, if each round has one, {chance}"
+    is_all = seen.any() and bool((watched >= number)[seen].all())
     return found.seen(
         f"the client furthest from its clipped update in each of {int(seen.sum())} rounds, "
         f"{int((finite & (norm > clip)).sum())} of them beyond the bound; the most that one moved "
-        f"the sum is {share:.7g} of it{_bound_alone(inputs)}",
-        f"one client in each round beyond the bound with probability {1.0 - passed_over:.3g}",
+        f"the sum is {share:.7g} of it{_bound_alone(inputs)}"
+        f"{'; every client was watched' if is_all else ''}",
+        None if is_all else power,
         watched=int(seen.sum()),
         largest_share=share,
     )

@@ -155,7 +155,7 @@ def _smallest_error(draws: float, tests: float, kurtosis: float) -> str:
     relative = 0.5 * math.sqrt((kurtosis - 1.0) / max(1.0, draws)) * deviations(tests)
     if not relative < 1.0:
         return "no error of the scale: it has too few draws"
-    return f"a scale that is {100.0 * relative:.2g} % off or more with probability {SEEN:g}"
+    return f"a scale that is {100.0 * relative:.2g} % or more off with probability {SEEN:g}"
 
 
 def _spread(noise: Noise, total: Array, count: Array) -> float | None:

@@ -24,14 +24,14 @@ from privacy.audit.own_schemes import ADJACENCY, own_users
 _OF_ANY = {"weighting": "uniform", "uploads": ["update"], "batchnorm_layers": []}
 
 
-@check("folder", "The run's folder holds everything that the run has written.")
+@check("folder", "Of what the run has written, its folder lacks nothing that an audit needs.")
 def check_folder(evidence: Evidence, inputs: AuditInputs) -> Finding:
     if not inputs.is_final:
         evidence.need_lines()
     parts = [f"{file} is missing: it would show {what}" for file, what in inputs.missing.items()]
     if parts:
         raise IncompleteError("; ".join(parts))
-    return Finding().seen("checkpoints, metrics, environment, summary as far as due")
+    return Finding().seen("no checkpoint, metrics, environment or summary that is due is missing")
 
 
 @check(

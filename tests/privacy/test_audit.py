@@ -163,8 +163,8 @@ def test_every_statistical_check_says_what_it_can_show_and_there_are_not_more_th
         for check in made.values():
             if any(key.endswith("_p") or key.startswith("p_") for key in check.numbers):
                 assert "smallest_seen" in check.numbers, check.name
-    assert shown >= {"noise_scale", "clip_probe"}
-    # Of reports too; clip_probe's is no random number.
+    assert "noise_scale" in shown
+    # Of reports too.
     assert len(shown | {"report_noise"}) <= NUM_STATISTICAL
 
 
@@ -178,7 +178,20 @@ def test_what_a_check_says_that_it_shows_it_shows() -> None:
     assert seen >= 8, seen
     near = outcomes(run, 2000)["noise_scale"]
     assert near.outcome == "passed"
-    assert "A run of this length shows" in near.evidence
+    assert "A run of this length would show a scale that is" in near.evidence
+
+
+def test_the_evidence_counts_clipped_updates_and_says_who_was_watched() -> None:
+    run = replace(TRUE, adaptive=False)
+    lines = make_lines(run)
+    clipped = sum(line["num_clipped"] for line in lines)
+    total = sum(line["num_contributions"] for line in lines)
+    made = outcomes(run)
+    assert f"; {clipped} of {total} updates were clipped" in made["clip_bound"].evidence
+    assert made["clip_probe"].evidence.endswith("; every client was watched")
+    edit(0, watched=1, unseen=None)(lines)
+    one = {c.name: c for c in _observed_checks(read(lines), read_inputs(run, lines))}["clip_probe"]
+    assert "would show a client beyond the bound, if each round has one" in one.evidence
 
 
 def test_ledgers_of_an_older_version_are_skipped_and_named() -> None:

@@ -32,8 +32,7 @@ from tests.sabotage.paper_planting import PaperBug, Patch, drive
 
 PAGE = REPOSITORY / "docs" / "blind_bugs.md"
 OUTCOMES = REPOSITORY / "tests" / "sabotage" / "paper_outcomes.json"
-ROUNDS_AGAIN = {"recompute", "recomputation"}
-RECOMPUTING = ROUNDS_AGAIN | {"cohort_replay", "noise_replay", "statement", "private_seed"}
+RECOMPUTING = {"recomputation", "cohort_replay", "noise_replay", "statement", "private_seed"}
 _LONGEST = 150
 _HEAD = """# Bugs that the audit was not written for
 
@@ -103,7 +102,7 @@ def outcome_of(bug: PaperBug, folder: Path, planted: bool = True) -> dict[str, A
     }
     first = [*by["failed"], *by["incomplete"]]
     # What was computed again says most.
-    first.sort(key=lambda check: (check.outcome != "failed", check.name not in ROUNDS_AGAIN))
+    first.sort(key=lambda check: (check.outcome != "failed", check.name != "recomputation"))
     return {
         "status": done.verdict,
         "words": done.words,

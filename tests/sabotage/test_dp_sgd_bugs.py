@@ -65,13 +65,13 @@ def test_a_sound_run_is_computed_again(changes: dict[str, Any], tmp_path: Path) 
     run(small(**changes), tmp_path)
     done = audit_run(tmp_path)
     found = evidence_of(done)
-    for name in ("private_seed", "cohort_replay", "noise_replay", "recompute"):
+    for name in ("private_seed", "cohort_replay", "noise_replay", "recomputation"):
         assert found[name][0] == "passed", found[name]
     assert done.verdict == "passed"
-    recompute = next(check for check in done.checks if check.name == "recompute")
+    recomputation = next(check for check in done.checks if check.name == "recomputation")
     # Five times what rounding makes is still within the tolerance.
-    assert recompute.numbers["steps"] >= 1
-    assert recompute.numbers["largest"] < 0.2
+    assert recomputation.numbers["steps"] >= 1
+    assert recomputation.numbers["largest"] < 0.2
 
 
 def test_how_far_a_trial_moves_a_sum_counts_as_the_distance_of_the_step(
@@ -109,7 +109,7 @@ def test_a_run_with_private_statistics_is_computed_again(tmp_path: Path) -> None
     )
     run(config, tmp_path / "run")
     found = evidence_of(audit_run(tmp_path / "run"))
-    assert found["recompute"][0] == "passed", found["recompute"]
+    assert found["recomputation"][0] == "passed", found["recomputation"]
 
 
 def half_noise(patch: Patch) -> None:
@@ -169,9 +169,9 @@ def with_the_first_eight(self: Any, batch: NDArray[np.int64]) -> NDArray[np.int6
     ("plant", "expected", "message"),
     [
         (half_noise, "noise_replay", r"epoch 1, step 1: the noise is not .* norm is"),
-        (twice_the_rate, "recompute", r"epoch 1, step 1: the model's parameters"),
+        (twice_the_rate, "recomputation", r"epoch 1, step 1: the model's parameters"),
         (same_noise_each_epoch, "noise_replay", r"^epoch 2, step 1: the noise"),
-        (no_clipping, "recompute", r"epoch 1, step 1: the clipped sum"),
+        (no_clipping, "recomputation", r"epoch 1, step 1: the clipped sum"),
         (of_batches(twice_as_likely), "cohort_replay", r"epoch 1, step 1: the batch has \d+ exam"),
         (of_batches(with_the_first_eight), "cohort_replay", r"step 1: the batch has other examp"),
     ],
@@ -204,8 +204,8 @@ def from_epoch_two(patch: Patch) -> None:
 def test_one_step_is_computed_however_short_the_time(tmp_path: Path) -> None:
     run(small(), tmp_path)
     found = evidence_of(audit_run(tmp_path, recompute="first"))
-    assert found["recompute"][0] == "passed"
-    assert " of 1 of 76 steps" in found["recompute"][1]
+    assert found["recomputation"][0] == "passed"
+    assert " of 1 of 76 steps" in found["recomputation"][1]
 
 
 def test_steps_after_a_checkpoint_are_computed(tmp_path: Path, monkeypatch: Patch) -> None:
@@ -222,13 +222,13 @@ def test_steps_after_a_checkpoint_are_computed(tmp_path: Path, monkeypatch: Patc
         "checkpoint": {"every": 1, "keep": 3},
     }
     run(small(**changes), tmp_path / "sound")
-    outcome, evidence = evidence_of(audit_run(tmp_path / "sound"))["recompute"]
+    outcome, evidence = evidence_of(audit_run(tmp_path / "sound"))["recomputation"]
     assert outcome == "passed"
     assert re.search(r"^clipped sums .* of 3 of 114 steps .* checkpoints of epochs 1, 2", evidence)
     with Patch.context() as patch:
         from_epoch_two(patch)
         run(small(**changes), tmp_path / "planted")
-    outcome, evidence = evidence_of(audit_run(tmp_path / "planted"))["recompute"]
+    outcome, evidence = evidence_of(audit_run(tmp_path / "planted"))["recomputation"]
     assert outcome == "failed"
     assert evidence.startswith("epoch 2, step 1: the model's parameters"), evidence
 
@@ -250,7 +250,7 @@ def test_what_a_model_makes_of_rounding_is_measured(
             of_sums(patch)
         run(small(), tmp_path)
     found = audit_run(tmp_path)
-    outcome, evidence = evidence_of(found)["recompute"]
+    outcome, evidence = evidence_of(found)["recomputation"]
     assert outcome == ("passed" if is_sound else "failed"), evidence
 
 
@@ -263,7 +263,7 @@ def test_what_rounding_could_hide_ends_the_steps_and_hides_no_more(
         if not is_sound:
             no_clipping(patch)
         run(small(), tmp_path)
-    outcome, evidence = evidence_of(audit_run(tmp_path))["recompute"]
+    outcome, evidence = evidence_of(audit_run(tmp_path))["recomputation"]
     assert outcome == ("skipped" if is_sound else "failed"), evidence
     assert ("could hide an example" in evidence) == is_sound
 
@@ -289,4 +289,4 @@ def test_a_buffer_that_the_model_does_not_have_fails(tmp_path: Path) -> None:
     failed = {
         check.name: check for check in audit_run(tmp_path).checks if check.outcome == "failed"
     }
-    assert "another buffer 'x' than the model" in failed["recompute"].evidence
+    assert "another buffer 'x' than the model" in failed["recomputation"].evidence

@@ -41,7 +41,7 @@ from privacy.reference.dp_sgd import DpSgd, Settings, batches_of_epoch, noise_of
 CHECKS = {
     "cohort_replay": "Each step's batch is the one that the run's scheme draws from its seed.",
     "noise_replay": "Each step's noise is the one that the run's seed draws, at the claimed scale.",
-    "recompute": "Each step's clipped sum and parameters are those that the reference computes.",
+    "recomputation": "Each step's clipped sum and parameters are those of the reference.",
 }
 # Half a unit in the last place of a float32 near 1, and how many parameters may be off by.
 _UNIT = 2.0**-24
@@ -171,7 +171,7 @@ class _Run:
         self._begin()
         load_optimizer(self._optimizer, saved["optimizer"])
         self._disturbed = copy.deepcopy(self._optimizer)
-        self._goes_on, self._spent = not self._found["recompute"].finding.problems, 0.0
+        self._goes_on, self._spent = not self._found["recomputation"].finding.problems, 0.0
 
     def _begin(self) -> None:
         """Begin with the moments of no step, and parameters that are known bit for bit."""
@@ -187,21 +187,21 @@ class _Run:
         words = {
             "cohort_replay": "batches of {} {} drawn anew, by their digests",
             "noise_replay": "noise of {} {} drawn anew",
-            "recompute": "clipped sums and parameters of {} {} computed again",
+            "recomputation": "clipped sums and parameters of {} {} computed again",
         }
         for name, claim in CHECKS.items():
             found = self._found[name]
-            reason = {"noise_replay": self._no_noise, "recompute": self._no_sums}.get(name)
-            if name == "recompute" and not found.steps and not found.finding.problems:
+            reason = {"noise_replay": self._no_noise, "recomputation": self._no_sums}.get(name)
+            if name == "recomputation" and not found.steps and not found.finding.problems:
                 reason = reason or self._stopped
             if reason:
                 yield Check(name, "skipped", claim, reason)
                 continue
             text = words[name].format(found.steps, of)
-            if name == "recompute" and self._checkpoints:
+            if name == "recomputation" and self._checkpoints:
                 names = ", ".join(map(str, sorted(self._checkpoints)))
                 text += f", from the start and from the checkpoints of epochs {names}"
-            if name == "recompute" and self._stopped:
+            if name == "recomputation" and self._stopped:
                 text += f" (no further: {self._stopped})"
             yield conclude(name, claim, found.seen(text))
 
@@ -224,7 +224,7 @@ class _Run:
             for holder in (state["trainer"], state.get("best") or {}):
                 for name, buffer in holder.get("buffers", {}).items():
                     known = own.get(name)
-                    self._found["recompute"].finding.add(
+                    self._found["recomputation"].finding.add(
                         known is None
                         or buffer.shape != known.shape
                         or (
@@ -248,7 +248,7 @@ class _Run:
         self, index: int, examples: tuple[Tensor, Tensor], count: int, noise: Tensor | None
     ) -> bool:
         """Compute a step of ``count`` examples again, compare it; whether the next can be."""
-        found, place = self._found["recompute"], self._steps.place(index)
+        found, place = self._found["recomputation"], self._steps.place(index)
         total = self._reference.sum(*examples)
         (own,) = self._sketcher.sketch_flat(total)
         scale = max(float(own[0]), math.sqrt(max(1, count)) * self.settings.clip_norm)

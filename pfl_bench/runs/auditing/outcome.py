@@ -54,10 +54,13 @@ _OF_DATA = ("variant", "checksum", "split_by", "extra", "num_users")
 
 
 @one_thread()
-def check_outcome(run: OpenedRun, is_of_this_machine: bool, seconds: float) -> Check:
+def check_outcome(
+    run: OpenedRun, is_of_this_machine: bool, seconds: float, ended_early: bool = False
+) -> Check:
     """Check the summary; metrics are computed anew if that takes so many seconds at most.
 
     A metric that differs fails where code and machine are the run's, and is left open elsewhere.
+    ``ended_early`` says that the run has ended before what its configuration and budget allow.
     """
     summary, found = read_json(run.folder / "summary.json"), Finding()
     if summary is None or isinstance(run.opened, str):
@@ -67,7 +70,15 @@ def check_outcome(run: OpenedRun, is_of_this_machine: bool, seconds: float) -> C
     said = {**summary, **{f"data.{key}": value for key, value in data.items()}}
     directions = MetricDirections.of(families_of(run.opened[0], run.resolved.config))
     saved = load_latest(run.folder / "checkpoints")
-    for key, own in _named(run, summary, directions, is_of_this_machine).items():
+    named = _named(run, summary, directions, is_of_this_machine)
+    if ended_early and named["status"] != "finished":
+        del named["status"]
+        found.add(
+            True,
+            f"the run ended after {summary.get('rounds')} of {_total(run)} "
+            f"{_unit(run)}s, and neither its configuration nor an exhausted budget explains it",
+        )
+    for key, own in named.items():
         stated = said.get(key)
         found.add(not json_equal(stated, own), f"{key} is {stated!r:.80}, but comes to {own!r:.80}")
     rows = read_metrics(run.folder / METRICS_FILE)
@@ -95,8 +106,6 @@ def _named(
     """
     assert not isinstance(run.opened, str)
     (task, model), config = run.opened, run.resolved.config
-    total = config.federated.num_rounds if config.federated else None
-    total = config.central.num_epochs if config.central else total
     facts = asdict(replace(task.facts, class_names=()))
     facts["num_users"] = {split: task.split(split).num_users for split in task.split_names}
     worded = set() if is_exact else {"source"}
@@ -109,7 +118,7 @@ def _named(
         "task": run.resolved.tree["task"]["name"],
         "variant": task.facts.variant,
         "seed": config.seed,
-        "status": "finished" if summary.get("rounds") == total else "budget_exhausted",
+        "status": "finished" if summary.get("rounds") == _total(run) else "budget_exhausted",
         "metric_directions": directions.to_json_dict(),
         "num_parameters": model.num_parameters,
         "pinned_nonce": getattr(config.privacy, "nonce", None) is not None,
@@ -121,6 +130,17 @@ def _named(
     if is_exact and run.is_known_model:
         named["departure"] = getattr(model.module, "departure", "")
     return named
+
+
+def _total(run: OpenedRun) -> int | None:
+    """Rounds or epochs that are configured; None where the setting has none."""
+    config = run.resolved.config
+    total = config.federated.num_rounds if config.federated else None
+    return config.central.num_epochs if config.central else total
+
+
+def _unit(run: OpenedRun) -> str:
+    return "epoch" if run.resolved.config.central else "round"
 
 
 def _recorded(
@@ -141,8 +161,7 @@ def _recorded(
     costs = CostMeter(StepFlops(0, 0), options.budgets, directions)
     starts = ((saved or {}).get("divergence"), summary.get("diverged"))
     start = next((one.get("start") for one in starts if isinstance(one, Mapping)), math.nan)
-    unit = "epoch" if run.resolved.config.central else "round"
-    watch = DivergenceWatch(as_number(start), unit)
+    watch = DivergenceWatch(as_number(start), _unit(run))
     for row in rows:
         scalars = {
             key: value for key, given in row.items() if (value := as_float(given)) is not None

@@ -7,8 +7,9 @@ import json
 import operator
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import reduce
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from pfl_bench.report.page import write_report
 from pfl_bench.report.run_folder import read_run
 from pfl_bench.runs.audit import audit_run
 from pfl_bench.runs.runner import run
+from pfl_bench.trainers.central import CentralTrainer
 from privacy.ledger import canonical_line
 from tests.helpers import change_checkpoint, make_config
 
@@ -98,7 +100,7 @@ def test_a_run_passes_and_prints_what_it_rests_on(
     assert code == 0
     assert "PASSED: recomputed 6 of 6 rounds; 30 passed, 0 failed, 0 incomplete, 2 skipped" in out
     assert "PASS  noise_scale: standard deviation" in out
-    assert "A run of this length shows a scale that is" in " ".join(out.split())
+    assert "A run of this length would show a scale that is" in " ".join(out.split())
     assert "Outside of the guarantee" in out
     assert "A search over 10 such runs: epsilon (simulated)" in out
     ledger = hashlib.sha256((finished / "ledger.jsonl").read_bytes()).hexdigest()
@@ -473,6 +475,34 @@ def test_a_summary_that_says_more_than_the_run_came_to_fails(
     (wrong,) = [check for check in done.checks if check.outcome == "failed"]
     assert wrong.name == "outcome"
     assert says in wrong.evidence
+
+
+@pytest.mark.parametrize("unit", ["round", "epoch"])
+def test_a_run_that_ended_early_without_a_reason_is_said_to(
+    unit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = FederatedTrainer if unit == "round" else CentralTrainer
+    advance, stopped = trainer.advance, list[int]()
+
+    def stop_after_two(self: Any, index: int) -> dict[str, float]:
+        if index == 2:
+            self.total = index
+            stopped.append(index)
+        return advance(self, index)
+
+    def until_stopped(first: int, end: int) -> Iterator[int]:
+        return takewhile(lambda _: not stopped, range(first, end))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer, "advance", stop_after_two)
+        patch.setattr("pfl_bench.runs.runner.range", until_stopped, raising=False)
+        setting = "private_federated" if unit == "round" else "central_dp"
+        run(make_config(setting), tmp_path)
+    done = audit_run(tmp_path, 1)
+    failed = {check.name: check.evidence for check in done.checks if check.outcome == "failed"}
+    assert failed["outcome"].startswith("the run ended after 2 of ")
+    assert f"{unit}s, and neither its configuration nor an exhausted budget" in failed["outcome"]
+    assert "but comes to 'budget_exhausted'" not in failed["outcome"]
 
 
 def test_metrics_beyond_every_float_fail_and_end_in_no_traceback(copied: Path) -> None:
