@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from pfl_bench.report.results import format_epsilon, format_value
-from pfl_bench.report.run_facts import count
 from pfl_bench.report.table import Cell, Table
-from pfl_bench.runs.rows import RowResult
+from pfl_bench.runs.rows import RowResult, runs_of_seeds
 from privacy.statement.statement import small
 
 _MARKS = {"differs": "*", "undecided": "?", "says nothing": "?"}
@@ -73,8 +72,9 @@ def _notes(groups: Mapping[str, _Group], labels: Mapping[str, str]) -> list[str]
     for name, group in groups.items():
         rows = list(group.values())
         first = rows[0]
-        seeds = max(len(row.measured) for row in rows)
-        parts = [f"row {name}", f"data {first.variant}", count(seeds, "seed")]
+        most = max(rows, key=lambda row: len(row.measured))
+        seeds = runs_of_seeds(len(most.measured), most.num_seeds)
+        parts = [f"row {name}", f"data {first.variant}", seeds]
         sources = [row.source for row in rows if row.source]
         if sources:
             parts.append(f"source: {_shared_start(sources, ',').rstrip(',') or sources[0]}")

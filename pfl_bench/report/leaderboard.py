@@ -27,7 +27,7 @@ from pfl_bench.report.run_facts import count, duration
 from pfl_bench.report.run_folder import RunRecord
 from pfl_bench.report.table import Cell, Table
 from pfl_bench.runs.audit_file import ON_RECORDS
-from pfl_bench.runs.rows import rows_from_summaries
+from pfl_bench.runs.rows import rows_from_summaries, runs_of_seeds
 
 BOARD_VERSION = 1
 _PASSED = ("passed", ON_RECORDS)
@@ -216,6 +216,8 @@ def _line(row: Row, notes: list[str]) -> list[str | Cell]:
     bound = row.bound
     within = "" if bound is None else f" (to {bound:g})" if bound < math.inf else " (beyond 16)"
     rank = Cell(f"{row.rank}{within}" if row.rank else "-", row.rank, note=mark)
+    num_seeds = len(set(row.seeds))
+    seeds = runs_of_seeds(len(row.seeds), num_seeds)
     setting = SETTINGS.get(row.setting, row.setting)
     name = Cell(row.row, row.row, detail=row.method, page_detail=setting)
     epsilons = [Cell("-")] * 2
@@ -233,11 +235,11 @@ def _line(row: Row, notes: list[str]) -> list[str | Cell]:
         name,
         rank,
         Cell("yes" if row.front else "-"),
-        format_mean(utility.mean, utility.sd, len(utility.values)).text,
+        format_mean(utility.mean, utility.sd, seeds).text,
         row.protects,
         *epsilons,
         _audit(privacy),
-        Cell(str(len(row.seeds)), len(row.seeds)),
+        Cell(str(num_seeds) if num_seeds == len(row.seeds) else seeds, num_seeds),
         spent,
         ", ".join(_short(commit) for commit in row.commits)
         or f"version {row.versions.get('pfl-bench', 'unknown')}",

@@ -18,7 +18,7 @@ from pfl_bench.report.grid import make_grid
 from pfl_bench.report.records import told_apart
 from pfl_bench.report.results import results_table
 from pfl_bench.report.run_facts import count, progress, run_facts, run_table, strata_tables
-from pfl_bench.report.run_folder import RunRecord, read_run
+from pfl_bench.report.run_folder import RunRecord, each_run_once, read_run
 from pfl_bench.report.series import numbers
 from pfl_bench.report.systems import system_panels
 from pfl_bench.report.words import StatementWords, describe
@@ -53,8 +53,7 @@ def write_page(
     groups: dict[str, list[RunRecord]] = {}
     for run in told_apart(runs):
         groups.setdefault(run.name, []).append(run)
-    for group in groups.values():
-        group.sort(key=lambda run: run.seed)
+    groups = {name: each_run_once(group) for name, group in groups.items()}
     rows = _rows(groups)
     results = results_table(rows, has_epsilons=any(run.is_private for run in runs))
     results, alike = results.split_constants() if labels is None else (make_grid(rows, labels), [])

@@ -13,7 +13,7 @@ from pfl_bench.config.row_differences import experiment, from_head, row_differen
 from pfl_bench.report.audit import audit_status
 from pfl_bench.report.costs import total_of
 from pfl_bench.report.run_facts import SPREADS
-from pfl_bench.report.run_folder import RunRecord
+from pfl_bench.report.run_folder import RunRecord, each_run_once
 from pfl_bench.runs.divergence import describe_divergence
 from pfl_bench.runs.rows import RowResult, epsilon_of, rows_of
 from pfl_bench.types import RunSummary
@@ -106,7 +106,7 @@ def records(runs: Iterable[RunRecord]) -> list[Record]:
         if run.is_finished:
             key = repr((run.name, experiment(run.config), data_of(run)))
             groups.setdefault(key, []).append(run)
-    return [_record(sorted(group, key=lambda run: run.seed)) for group in groups.values()]
+    return [_record(each_run_once(group), group) for group in groups.values()]
 
 
 def told_apart(runs: Sequence[RunRecord]) -> list[RunRecord]:
@@ -133,7 +133,8 @@ def data_of(run: RunRecord) -> Data:
     return Data(run.task, run.summary.variant, *map(run.data.get, named))
 
 
-def _record(runs: Sequence[RunRecord]) -> Record:
+def _record(runs: Sequence[RunRecord], folders: Sequence[RunRecord]) -> Record:
+    """The record of runs, each once, whose statements and audits are those of all folders."""
     first, environments = runs[0], [run.environment for run in runs]
     summaries = [run.summary for run in runs]
     headline = (first.headlines or [""])[0]
@@ -152,7 +153,7 @@ def _record(runs: Sequence[RunRecord]) -> Record:
         lines=rows_of(summaries),
         diverged=_distinct(describe_divergence(one.diverged) for one in summaries),
         edited=_distinct(one.edited for one in summaries),
-        privacy=_privacy(runs),
+        privacy=_privacy(folders),
         cost=total_of(runs),
         seconds=[one.seconds for one in summaries],
         commits=_distinct(map(_commit, runs)),

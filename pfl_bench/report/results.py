@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from pfl_bench.report.table import Cell, Column, Table
-from pfl_bench.runs.rows import RowResult
+from pfl_bench.runs.rows import RowResult, runs_of_seeds
 from privacy.statement.statement import round_up, small
 
 # What pages call the settings.
@@ -60,11 +60,11 @@ def _parts(notes: list[str], has_epsilons: bool) -> list[_Part]:
         _raw("published seeds", lambda row: row.published_seeds),
         (
             Column("measured", is_number=True, only="people"),
-            lambda row: format_mean(row.mean, row.sd, len(row.measured)),
+            lambda r: format_mean(r.mean, r.sd, runs_of_seeds(len(r.measured), r.num_seeds)),
         ),
         _raw("mean", lambda row: row.mean),
         _raw("sd", lambda row: row.sd),
-        _raw("seeds", lambda row: len(row.measured)),
+        _raw("seeds", lambda r: len(r.measured) if r.num_seeds is None else r.num_seeds),
         (
             Column("difference", is_number=True),
             lambda row: Cell(format_value(row.difference, signed=True), row.difference),
@@ -113,13 +113,13 @@ def _published(row: RowResult) -> Cell:
     return Cell(spread, row.published, f"{row.published_seeds} seeds")
 
 
-def format_mean(mean: float | None, sd: float | None, seeds: int) -> Cell:
-    """A mean over seeds; with two seeds or more, beside its standard deviation."""
+def format_mean(mean: float | None, sd: float | None, seeds: str) -> Cell:
+    """A mean over seeds, said to be over ``seeds``; with an sd, beside that."""
     if mean is None:
         return Cell("-")
     if sd is None:
-        return Cell(format_value(mean), detail="1 seed")
-    return Cell(f"{format_value(mean)} ± {format_value(sd)}", detail=f"{seeds} seeds")
+        return Cell(format_value(mean), detail=seeds)
+    return Cell(f"{format_value(mean)} ± {format_value(sd)}", detail=seeds)
 
 
 def _footnote(row: RowResult) -> str:

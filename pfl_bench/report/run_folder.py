@@ -138,6 +138,16 @@ def each_once(paths: Iterable[Path]) -> list[Path]:
     return list({path.resolve(): path for path in paths}.values())
 
 
+def each_run_once(runs: Iterable[RunRecord]) -> list[RunRecord]:
+    """The runs of a row by seed; of those of one seed with the same results, the first alone."""
+    found: dict[str, RunRecord] = {}
+    for run in sorted(runs, key=lambda run: run.seed):
+        one = run.summary
+        results = (one.variant, one.metrics, one.best, one.model_sha256, one.edited)
+        found.setdefault(repr((run.seed, results if run.is_finished else run.path)), run)
+    return list(found.values())
+
+
 def read_run(path: Path) -> RunRecord:
     """Read a run folder; a missing ``summary.json`` means an unfinished run."""
     if not path.is_dir():

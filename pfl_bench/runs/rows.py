@@ -37,7 +37,7 @@ class RowResult:
             where that is not its last value.
         published: None where nothing is published.
         source: Where it is published: paper, table, cell.
-        measured: One value a seed, in the order of the seeds.
+        measured: One value a run, in the order of the seeds.
         status: "reproduced", "as measured before", "differs", "undecided", "says nothing",
             "diverged", "edited", "not the row", "not comparable" or "nothing published".
         epsilon_simulated: Epsilon of the simulated deployment, largest over seeds; may be inf.
@@ -50,6 +50,7 @@ class RowResult:
         interval: The interval of the difference beside the margin, in words; empty where nothing is
             compared.
         more_seeds: How many more seeds are expected to decide; None where that is not known.
+        num_seeds: How many seeds ``measured`` is of; None for as many as it has values.
     """
 
     name: str
@@ -72,6 +73,7 @@ class RowResult:
     chance: float | None = None
     interval: str = ""
     more_seeds: int | None = None
+    num_seeds: int | None = None
 
     @property
     def is_near(self) -> bool:
@@ -236,7 +238,15 @@ def _row(runs: Sequence[RunSummary], metric: str, statistic: str) -> RowResult:
         margin=first.tolerance,
         measured_here=first.measured_here,
         chance=first.chance,
+        num_seeds=len({r.seed for r, value in zip(runs, values, strict=True) if value is not None}),
     ).judged()
+
+
+def runs_of_seeds(num_runs: int, num_seeds: int | None = None) -> str:
+    """Say of how many seeds runs are, such as "4 runs of 2 seeds"; None for one each."""
+    number = num_runs if num_seeds is None else num_seeds
+    text = f"{number} seed{'s' * (number != 1)}"
+    return text if number == num_runs else f"{num_runs} runs of {text}"
 
 
 def measured_value(summary: RunSummary, metric: str, statistic: str) -> float | None:
@@ -277,7 +287,8 @@ def _notes(
         notes.append("private draws of a pinned nonce")
     repeated = sorted({seed for seed in seeds if seeds.count(seed) > 1})
     if repeated:
-        notes.append("several runs of seed " + ", ".join(map(str, repeated)))
+        which = ", ".join(map(str, repeated))
+        notes.append(f"{runs_of_seeds(len(seeds), len(set(seeds)))}, several of seed {which}")
     missing = [str(run.seed) for run, value in zip(runs, values, strict=True) if value is None]
     if missing:
         notes.append("not measured by seed " + ", ".join(missing))

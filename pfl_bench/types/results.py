@@ -102,6 +102,7 @@ class RunSummary:
     edited: str
     pinned_nonce: bool
     settings_sha256: str | None
+    model_sha256: str | None
     systems: Mapping[str, Any]
     budgets: tuple[Mapping[str, Any], ...]
     privacy: Mapping[str, Any] | None
@@ -133,6 +134,7 @@ class RunSummary:
             edited=str(document.get("edited") or ""),
             pinned_nonce=bool(document.get("pinned_nonce")),
             settings_sha256=document.get("settings_sha256"),
+            model_sha256=document.get("model_sha256"),
             systems=document.get("systems") or {},
             budgets=tuple(document.get("budgets") or ()),
             privacy=document.get("privacy"),

@@ -6,6 +6,7 @@ The command on a real run is in tests/pfl_bench/runs/test_audit.py, beside the a
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from pfl_bench.cli.main import main
 from pfl_bench.config.row_differences import settings_digest
 from pfl_bench.files import to_json_value
 from pfl_bench.report.leaderboard import boards, ranked, standings, write_leaderboard
+from pfl_bench.report.page import write_report
 from pfl_bench.report.records import Record, method_of, records
 from pfl_bench.report.run_folder import read_run, runs_below
 from pfl_bench.report.table import Cell
@@ -55,6 +57,27 @@ def test_a_pass_on_records_alone_is_ranked_and_called_so(tmp_path: Path) -> None
     assert rows[3]["privacy"]["audits"] == {"passed on records alone": 3}
     (board,) = boards(standings([read_run(path) for path in runs_below(tmp_path)]))
     assert "passed on records alone (3 of 3)" in board.table.to_markdown()
+
+
+def test_runs_of_one_seed_with_the_same_results_are_one(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        run = write_run(tmp_path / f"a{seed}", "row", "federated", seed, level=0.8 - seed / 10)
+        shutil.copytree(run, tmp_path / f"again{seed}")
+
+    def shown() -> tuple[str | Cell, str | Cell]:
+        (board,) = boards(standings([read_run(path) for path in runs_below(tmp_path)]))
+        write_report(runs_below(tmp_path), tmp_path / "page.html")
+        return board.table.rows[0][3], board.table.rows[0][8]
+
+    utility, seeds = shown()
+    assert seeds == Cell("2", 2)
+    assert ">2 seeds<" in (tmp_path / "page.html").read_text()
+    # Private runs draw anew.
+    change(tmp_path / "again1" / "summary.json", model_sha256="another")
+    other, seeds = shown()
+    assert seeds == Cell("3 runs of 2 seeds", 2)
+    assert other != utility
+    assert "3 runs of 2 seeds" in (tmp_path / "page.html").read_text()
 
 
 def test_rows_are_ranked_with_those_that_protect_the_same(tmp_path: Path) -> None:

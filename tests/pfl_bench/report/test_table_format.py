@@ -350,7 +350,7 @@ def test_notes_say_what_is_unusual() -> None:
     assert row.variant == "a, b"
     assert row.note.split("; ") == [
         "the seeds saw different data: a, b",
-        "several runs of seed 1",
+        "3 runs of 2 seeds, several of seed 1",
         "stopped by the privacy budget after 60 rounds",
         "the seeds differ in their simulated epsilon, the largest is shown",
         "the seeds differ in their actual epsilon, the largest is shown",
