@@ -45,6 +45,8 @@ def main(arguments: argparse.Namespace) -> int:
     answer = _answer(arguments, pair, noise, rounds) | solved
     if getattr(arguments, "epsilon", None) is not None:
         answer["target_epsilon"] = arguments.epsilon
+    if pair.notes:
+        answer["notes"] = pair.notes
     _print(arguments, answer, pair, rounds)
     return 0
 
@@ -135,6 +137,9 @@ def _print(
             (name, number), (_, epsilon) = value.items()
             over = f"{name} {_text(name, number)} has epsilon {_text('epsilon', epsilon)}"
             speech.write(f"{'beyond':22} {over}")
+        elif key == "notes":
+            for note in value:
+                speech.write(f"{'note':22} {note}")
         elif key not in ("explanation", "beyond"):
             speech.write(f"{key:22} {_text(key, value)}")
     if told is not None:

@@ -17,6 +17,7 @@ from pfl_bench.types import ConfigError
 from privacy.accountant import check_accountant
 from privacy.amplification import MechanismComposition, Participation, sampled_gaussian
 from privacy.calibration import calibrate_noise_multiplier, default_delta
+from privacy.plan.notes import delta_notes
 from privacy.plan.types import Setting
 from privacy.sampling_scheme import SamplingScheme, scheme_named
 from privacy.statement.statement import NOT_COVERED, PATTERN_NOT_COVERED, Accounted, json_epsilon
@@ -27,11 +28,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Pair:
-    """The deployment and the run of a calculation, which are equal if nothing is simulated."""
+    """The deployment and the run of a calculation, which are equal if nothing is simulated.
+
+    ``notes`` are what a run's statement says of their deltas.
+    """
 
     adjacency: str
     simulated: Accounted
     actual: Accounted
+    notes: tuple[str, ...] = ()
 
 
 def simulates(arguments: argparse.Namespace) -> bool:
@@ -152,7 +157,10 @@ def make_pair(
     settings = settings_of(arguments, composition, noise_multiplier, accountant)
     adjacency = settings["simulated"].composed(noise_multiplier, rounds).adjacency
     found = [one.accounted(rounds, coarseness) for one in settings.values()]
-    return Pair(adjacency, found[0], found[-1])
+    notes: list[str] = []
+    for side, one in settings.items():
+        notes += delta_notes(one, f"The {side} delta" if len(settings) > 1 else "The delta")
+    return Pair(adjacency, found[0], found[-1], tuple(notes))
 
 
 def guarantee_of(arguments: argparse.Namespace, pair: Pair, rounds: int) -> Guarantee:

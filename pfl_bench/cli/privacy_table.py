@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -55,6 +56,8 @@ def main(arguments: argparse.Namespace, composition: MechanismComposition) -> in
     # A heading that there is not is told before the work, too.
     table = Table(_columns(arguments, accountants), ())
     table.with_columns(arguments.columns, arguments.format)
+    if sys.stderr.isatty():
+        say(f"pfl-bench privacy table: accounting by {', '.join(accountants)}")
     lines, refusals = _lines(arguments, composition, accountants)
     pair = next(pair for line in lines for pair in line.pairs.values())
     notes = _notes(arguments, pair, refusals)
@@ -146,7 +149,11 @@ def _notes(arguments: argparse.Namespace, pair: shared.Pair, refusals: dict[str,
             f"{label}{accounted.cohort_size} of {accounted.population_size} users a round (q = "
             f"{accounted.sampling_probability:.4g}), delta {small(accounted.delta, 4)}{scaled}."
         )
-    return [*notes, *(f"{name}, where there is a dash: {why}." for name, why in refusals.items())]
+    return [
+        *notes,
+        *pair.notes,
+        *(f"{name}, where there is a dash: {why}." for name, why in refusals.items()),
+    ]
 
 
 def _document(

@@ -26,6 +26,8 @@ _READS = {
     "sweep": "sweep",
     "report": "runs",
     "leaderboard": "folders",
+    "audit": "run",
+    "check-plugin": "folder",
 }
 # Where a command's answer goes while everything else goes to standard error.
 _ANSWERS: ContextVar[TextIO | None] = ContextVar("_ANSWERS", default=None)

@@ -47,7 +47,7 @@ def plan_notes(
     notes += _publication_notes(request.nonce, request.selected_by)
     notes += plugin_notes(request.plugins)
     for label, setting in (("simulated", simulated), ("actual", actual)):
-        notes += _delta_notes(setting, f"The {label} delta", "the population", "user")
+        notes += delta_notes(setting, f"The {label} delta")
     return tuple(notes)
 
 
@@ -62,7 +62,7 @@ def example_level_notes(
     if setting.noise_multiplier == 0.0:
         notes.append("The noise multiplier is 0: there is no guarantee.")
     notes += _publication_notes(nonce, selected_by)
-    notes += _delta_notes(setting, "Delta", "the number of examples", "example")
+    notes += delta_notes(setting, "Delta", "the number of examples", "example")
     return tuple(notes)
 
 
@@ -120,7 +120,10 @@ def _publication_notes(nonce: str | int | None, selected_by: str | None) -> Iter
         yield selection_note(selected_by)
 
 
-def _delta_notes(setting: Setting, subject: str, units: str, unit: str) -> Iterator[str]:
+def delta_notes(
+    setting: Setting, subject: str, units: str = "the population", unit: str = "user"
+) -> Iterator[str]:
+    """Say of a delta, called ``subject``, if it is so large that it promises nothing."""
     one = 1.0 / setting.participation.population_size
     if setting.delta is not None and setting.delta >= one:
         yield (

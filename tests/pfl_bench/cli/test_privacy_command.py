@@ -225,6 +225,24 @@ def test_table_in_every_format(capsys: Capture) -> None:
             assert exact <= float(cell) < exact * 1.001
 
 
+def test_a_table_at_a_terminal_says_that_it_works(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert main(["privacy", "table", *SMALL, "--rounds", "5", "--accountant", "rdp"]) == 0
+    assert capsys.readouterr().err == "pfl-bench privacy table: accounting by rdp\n"
+
+
+@pytest.mark.parametrize("action", ["epsilon", "calibrate", "table"])
+def test_a_delta_that_promises_nothing_is_noted(action: str, capsys: Capture) -> None:
+    given = [*SMALL[:4], "--epsilon", "2"] if action == "calibrate" else SMALL
+    command = ["privacy", action, *given, "--rounds", "5", "--delta"]
+    for delta, has_note in (("0.5", True), ("1e-5", False)):
+        assert main([*command, delta]) == 0
+        note = f"The delta {delta} is not below one over the population (0.001): publishing one"
+        assert (note in capsys.readouterr().out) is has_note
+
+
 def test_table_of_chosen_columns(capsys: Capture) -> None:
     arguments = [*SMALL, "--rounds", "20", "5", "--delta", "1e-4", "--accountant", "rdp"]
     assert main(["privacy", "table", *arguments, "--columns", "epsilon rdp, rounds"]) == 0

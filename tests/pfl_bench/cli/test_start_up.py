@@ -54,6 +54,7 @@ def test_a_row_imports_what_it_needs_alone() -> None:
     assert loaded(ROW, row, (*others, "dp_accounting", "submitit", "torch")) == ["torch"]
 
 
+BEGUN = ["run", "table", "sweep", "report", "leaderboard", "audit", "check-plugin"]
 FIRST = """
 import sys
 import pfl_bench.cli.speech as speech
@@ -66,7 +67,7 @@ main(sys.argv[1:])
 """
 
 
-@pytest.mark.parametrize("command", ["run", "table", "sweep", "report", "leaderboard"])
+@pytest.mark.parametrize("command", BEGUN)
 def test_what_begins_is_said_before_the_imports(command: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", FIRST, command, "some/where"],
