@@ -104,6 +104,7 @@ def configured_of(resolved: ResolvedConfig) -> Configured:
         weighting=federated.weighting,
         description=build_mechanism(name, options, scale).description,
         max_participations=federated.max_participations,
+        canaries=privacy.audit,
         **own,
     )
 

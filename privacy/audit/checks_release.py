@@ -12,14 +12,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from privacy.audit.canary_bounds import attack_bounds, canary_bounds, differing
 from privacy.audit.check import Finding, check
 from privacy.audit.errors import IncompleteError, SkippedError
 from privacy.audit.evidence import Evidence
 from privacy.audit.inputs import AuditInputs, as_number
+from privacy.audit.own_schemes import users_of
 
 # Of the squares: norms are added up in float32.
 _OF_LENGTH = 1e-3
@@ -80,10 +83,13 @@ def _compare_lengths(evidence: Evidence, found: Finding) -> int:
 
 @check(
     "canaries",
-    "The lower bound of epsilon that an attack on canaries shows is not above the stated one.",
+    "The lower bound of epsilon that an attack on canaries shows is what its scores and guesses "
+    "come to, and not above the stated one.",
 )
 def check_canaries(evidence: Evidence, inputs: AuditInputs) -> Finding:
     canaries, found = inputs.canaries, Finding()
+    if canaries is None and inputs.configured.canaries is not None and inputs.is_final:
+        raise IncompleteError("canaries.json is missing: it would show what the canaries found")
     if canaries is None:
         raise SkippedError("the run has no canaries; privacy.audit adds them")
     lower = as_number(canaries.get("lower_bound"))
@@ -91,18 +97,53 @@ def check_canaries(evidence: Evidence, inputs: AuditInputs) -> Finding:
     if math.isnan(lower):
         return Finding(["canaries.json has no lower_bound"]).seen("canaries.json")
     found.add(not lower <= upper, f"{lower:.4g} was shown, {upper:.4g} (actual) is stated")
+    made_anew = _compare_bounds(canaries, evidence, inputs, found)
     confidence = as_number(canaries.get("confidence", 0.95))
     return found.seen(
         f"{canaries.get('kind', 'canaries')}: epsilon is at least {lower:.4g}, the lower end of a "
-        f"two-sided interval at {confidence:.0%}; at most {upper:.4g} (actual) is stated",
+        f"two-sided interval at {confidence:.0%}; at most {upper:.4g} (actual) is stated; "
+        f"{made_anew}",
         lower=lower,
         upper=upper,
     )
 
 
+def _compare_bounds(
+    canaries: Mapping[str, Any], evidence: Evidence, inputs: AuditInputs, found: Finding
+) -> str:
+    """Hold the numbers of ``canaries.json`` against what they come to; says what was computed."""
+    options, constants = inputs.configured.canaries, evidence.constants
+    if options is None:
+        found.problems.append("canaries.json is there, but the configuration asks for no canaries")
+    if options is None or not evidence.rounds:
+        return "its bounds were not computed anew"
+    sides: dict[str, Any] = {
+        "rounds": evidence.rounds,
+        "delta": as_number(inputs.side("actual").get("delta")),
+        "upper_bound": inputs.side("actual").get("epsilon"),
+    }
+    configured = inputs.configured
+    try:
+        compose = partial(
+            inputs.composition,
+            configured.mechanism,
+            configured.mechanism_options,
+            users_of(constants, "actual"),
+        )
+        own = canary_bounds(canaries, options, int(evidence.constant("num_parameters")), compose)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        found.problems.append(f"canaries.json is damaged: {error} ({type(error).__name__})")
+        return "its bounds were not computed anew"
+    found.problems += differing(canaries, sides | own, "canaries.json")
+    if "lower_bound" not in own:
+        return "its guesses were counted anew (the sums of its bound are in no file)"
+    return "computed anew from its scores or trials"
+
+
 @check(
     "attacks",
-    "Attacks on the membership of real users show no more than the claim allows.",
+    "Attacks on the membership of real users show no more than the claim allows, by guesses that "
+    "come to the bounds that are recorded.",
 )
 def check_attacks(evidence: Evidence, inputs: AuditInputs) -> Finding:
     found, seen = Finding(), []
@@ -113,6 +154,13 @@ def check_attacks(evidence: Evidence, inputs: AuditInputs) -> Finding:
             found.add(True, f"attack.json has no verdict of {kind}")
             continue
         seen.append(_described(kind, one, verdict))
+        try:
+            own = attack_bounds(kind, one)
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            what = f"{error} ({type(error).__name__})"
+            found.problems.append(f"attack.json is damaged: the verdict of {kind}: {what}")
+            continue
+        found.problems += differing(verdict, own, f"attack.json, {kind}")
         found.add(
             verdict["refuted"] is True,
             f"{kind}: {verdict.get('num_correct')} of {_guesses(verdict)} guesses about users are "

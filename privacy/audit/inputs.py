@@ -21,6 +21,7 @@ from privacy.mechanism import ReplayedNoise
 
 if TYPE_CHECKING:
     from privacy.amplification import Composition, Participation
+    from privacy.empirical.canary_options import CanaryOptions
 
 # The two settings that a statement has an epsilon of.
 SIDES = ("simulated", "actual")
@@ -58,6 +59,7 @@ class Configured:
     # What the mechanism is: as the ledger records it, else as its module says.
     description: Description
     max_participations: int | None = None  # rounds of a user, under "selected"; None for no cap
+    canaries: CanaryOptions | None = None  # None for a run without canaries
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ from privacy.audit.checks_reports import _mean_square, _p_values
 from privacy.audit.inputs import DataAtHand, Saved
 from privacy.audit.outside import tuned_runs
 from privacy.description import Description
+from privacy.empirical.canary_options import CanaryOptions
 from privacy.errors import LedgerError, PrivacyError
 from privacy.ledger import canonical_line, iterate_ledger
 from privacy.noise.privunit import design, draw_inner_product, randomize
@@ -653,11 +654,18 @@ def test_a_run_without_noise_claims_infinity_and_has_no_noise_to_test() -> None:
 def test_canaries_may_not_show_more_than_is_stated() -> None:
     inputs, none = read_inputs(TRUE, []), read([])
     epsilon = inputs.statement["actual"]["epsilon"]
+    configured = replace(inputs.configured, canaries=CanaryOptions(kind="one_run", count=4))
+    inputs = replace(inputs, configured=configured)
     for lower, outcome in ((0.5 * epsilon, "passed"), (1.5 * epsilon, "failed")):
+        # Without a line of the ledger, nothing else of them is held against it.
         canaries = {"kind": "one_run", "lower_bound": lower, "confidence": 0.95}
         assert check_canaries(none, replace(inputs, canaries=canaries)).outcome == outcome
     assert check_canaries(none, replace(inputs, canaries={"kind": "one_run"})).outcome == "failed"
-    assert check_canaries(none, inputs).outcome == "skipped"
+    assert check_canaries(none, inputs).outcome == "incomplete"
+    uncalled = replace(inputs, configured=replace(configured, canaries=None))
+    assert check_canaries(none, uncalled).outcome == "skipped"
+    canaries = {"kind": "one_run", "lower_bound": 0.0}
+    assert check_canaries(none, replace(uncalled, canaries=canaries)).outcome == "failed"
 
 
 def test_a_search_costs_as_many_rounds_as_it_runs() -> None:

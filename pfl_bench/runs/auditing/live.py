@@ -21,6 +21,7 @@ from pfl_bench.files import read_json, read_metrics, read_text
 from pfl_bench.runs.audit import audit_run, read_claim
 from pfl_bench.runs.audit_file import LEDGER_FILE
 from pfl_bench.runs.auditing.inputs import METRICS_FILE
+from pfl_bench.runs.auditing.outcome import RIGHT, TRIALS
 from pfl_bench.runs.stop import STOP_FILE, is_busy, request_stop
 from pfl_bench.types import RunFolderError
 from privacy.audit.inputs import as_number
@@ -28,7 +29,6 @@ from privacy.empirical.step_bets import StepBets
 
 # Probability with which bets stop a run that does what it claims, at most.
 BETS_LEVEL = 1e-4
-RIGHT, TRIALS = "canaries/right", "canaries/trials"
 _COPIED = ("config.yaml", "privacy.json", "environment.json")
 
 

@@ -50,6 +50,8 @@ _PARTS = 64
 # Far beyond any cost: sums of more leave what a float holds.
 _ENDLESS = 1e100
 _SPREADS = ("client_", "stratum_")
+# Of each round, in metrics.jsonl: coins of canaries that are guessed right, and all.
+RIGHT, TRIALS = "canaries/right", "canaries/trials"
 _OF_DATA = ("variant", "checksum", "split_by", "extra", "num_users")
 
 
@@ -85,6 +87,7 @@ def check_outcome(
     for key, own in _recorded(run, summary, saved, rows, directions).items() if rows else ():
         is_other = not json_equal(summary.get(key), to_json_value(own))
         found.add(is_other, f"{key} is not what {METRICS_FILE} comes to")
+    found.problems += _canary_problems(read_json(run.folder / "canaries.json") or {}, rows)
     try:
         differing, text = _metrics(run, summary, saved, rows, seconds)
     except SkippedError as error:
@@ -130,6 +133,25 @@ def _named(
     if is_exact and run.is_known_model:
         named["departure"] = getattr(model.module, "departure", "")
     return named
+
+
+def _canary_problems(
+    canaries: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
+) -> Iterator[str]:
+    """Compare the trials of canaries with what the lines of metrics have of each round."""
+    trials = canaries.get("trials")
+    if not isinstance(trials, Mapping):
+        return
+    counts = {key: as_number(value) for key, value in trials.items()}
+    tossed = counts.get("num_in", math.nan) + counts.get("num_out", math.nan)
+    wrong = counts.get("misses", math.nan) + counts.get("false_alarms", math.nan)
+    for what, stated, name in (("right", tossed - wrong, RIGHT), ("all", tossed, TRIALS)):
+        own = sum(as_number(row.get(name)) for row in rows)
+        if stated != own:
+            yield (
+                f"canaries.json: {stated:g} guesses ({what}) follow from trials, but "
+                f"{METRICS_FILE} has {own:g} ({name})"
+            )
 
 
 def _total(run: OpenedRun) -> int | None:

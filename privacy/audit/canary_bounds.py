@@ -1,0 +1,196 @@
+"""Bounds of canaries and of attacks on users, made anew from the scores and guesses on file.
+
+Guarantee: what is recorded as a bound is what the recorded scores, coins and trials come to, by the
+options that the run was configured with. Right guesses are counted here, apart from the code that
+wrote them; of the bounds themselves this is the one implementation. Not made anew: the scores, and
+the sums that the bounds "independent" and "gaussian" rest on, which no file has.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from privacy.amplification import Composition
+from privacy.audit.errors import IncompleteError
+from privacy.audit.inputs import as_number, json_equal
+from privacy.empirical.canary_options import CanaryOptions
+from privacy.empirical.f_dp import ComposedFamily
+from privacy.empirical.gaussian_dp import Normal, epsilon_of_mu
+from privacy.empirical.membership import NUM_KINDS, folds_of
+from privacy.empirical.one_run import Guesses, audit_scores, epsilon_lower_bound, guess_grid
+from privacy.empirical.one_shot import audit_final, audit_held_out
+from privacy.empirical.per_round import (
+    StepTrials,
+    epsilon_of_run,
+    mu_by_clopper_pearson,
+    mu_by_normal,
+)
+
+# Composition of so many rounds of the run at a noise multiplier.
+RunCompose = Callable[[float, int], Composition]
+# Of a number: other versions of libraries round otherwise, far less than this.
+_TOLERANCE = 1e-3
+_Array = NDArray[np.float64]
+
+
+def canary_bounds(
+    recorded: Mapping[str, Any], options: CanaryOptions, num_parameters: int, compose: RunCompose
+) -> dict[str, Any]:
+    """Settings and numbers of ``canaries.json``, by name, as the options and the rest of it say.
+
+    KeyError, TypeError or ValueError if the file is damaged; IncompleteError if rounds were
+    released, but it says that no canary has a score.
+    """
+    settings = {
+        "kind": options.kind,
+        "count": options.count,
+        "direction": options.seen_direction,
+        "access": options.seen_access,
+        "confidence": options.confidence,
+    }
+    rounds, delta = int(recorded["rounds"]), as_number(recorded["delta"])
+    if recorded["method"] == "none":
+        if rounds:
+            raise IncompleteError("canaries.json has no scores: what they show is not known")
+        return settings | {"lower_bound": 0.0, "estimate": None, "scores": None}
+    if options.kind == "worst_case":
+        return settings | _of_steps(recorded, options, rounds, delta, compose)
+    scores = np.array(recorded["scores"], dtype=np.float64)
+    if scores.shape != (options.count,):
+        raise ValueError(f"it has {scores.size} scores of {options.count} canaries")
+    if options.kind == "one_shot":
+        return settings | _of_cosines(recorded, options, scores, num_parameters, delta)
+    included = np.array(recorded["included"], dtype=np.bool_)
+    family = ComposedFamily(compose, rounds)
+    return settings | _of_guesses(options, scores, included, delta, family)
+
+
+def _of_steps(
+    recorded: Mapping[str, Any],
+    options: CanaryOptions,
+    rounds: int,
+    delta: float,
+    compose: RunCompose,
+) -> dict[str, Any]:
+    trials = StepTrials(**recorded["trials"])
+    if trials.num_in + trials.num_out != rounds * options.count:
+        raise ValueError(f"its trials are not those of {options.count} canaries in {rounds} rounds")
+    is_normal = options.step_bound == "normal"
+    mu = (mu_by_normal if is_normal else mu_by_clopper_pearson)(trials, options.one_sided)
+    shift = trials.shift
+    return {
+        "method": f"per_round_{options.step_bound}",
+        "lower_bound": epsilon_of_run(mu, rounds, delta, compose) or 0.0,
+        "estimate": epsilon_of_run(max(shift or 0.0, 0.0), rounds, delta, compose),
+        "mu_lower_bound": mu if math.isfinite(mu) else None,
+        "mu_estimate": shift if shift is None or math.isfinite(shift) else None,
+    }
+
+
+def _of_cosines(
+    recorded: Mapping[str, Any],
+    options: CanaryOptions,
+    scores: _Array,
+    num_parameters: int,
+    delta: float,
+) -> dict[str, Any]:
+    if options.seen_access == "final":
+        bound = audit_final(scores, num_parameters, delta, options.one_sided)
+    else:
+        # Of held-out scores only number, mean and spread count: any that have these will do.
+        null = Normal(**recorded["null_law"])
+        ramp = np.arange(options.count, dtype=np.float64)
+        held_out = null.mean + null.stddev * (ramp - ramp.mean()) / ramp.std(ddof=1)
+        bound = audit_held_out(scores, held_out, delta, options.one_sided)
+    return {
+        "method": "one_shot",
+        "lower_bound": bound.epsilon,
+        "estimate": bound.estimate,
+        "mu_lower_bound": bound.mu,
+        "null_law": bound.null._asdict(),
+        "canary_law": bound.canary._asdict(),
+    }
+
+
+def _of_guesses(
+    options: CanaryOptions,
+    scores: _Array,
+    included: NDArray[np.bool_],
+    delta: float,
+    family: ComposedFamily,
+) -> dict[str, Any]:
+    guesses = None if options.guesses is None else Guesses(*options.guesses)
+    asked = (scores, included, delta, options.one_sided, guesses)
+    best = plain = audit_scores(*asked)
+    is_known = family.is_known
+    if options.bound == "f_dp" and is_known:
+        best = audit_scores(*asked, family.bound)
+    order = sorted(range(len(scores)), key=lambda place: scores[place])
+    guessed_in = order[len(order) - best.guesses.most_in :]
+    guessed_out = order[: best.guesses.least_out]
+    right = sum(bool(included[place]) for place in guessed_in)
+    right += sum(not included[place] for place in guessed_out)
+    is_plain = options.bound == "f_dp" and not is_known
+    found = {
+        "method": "one_run" if is_plain else f"one_run_{options.bound}",
+        "estimate": epsilon_of_mu(_shift(scores[included], scores[~included]), delta),
+        "lower_bound_any_mechanism": plain.epsilon,
+        "guesses": best.guesses._asdict(),
+        "num_correct": right,
+        "num_hypotheses": best.num_hypotheses,
+    }
+    # The other two bounds rest on sums.
+    return found | {"lower_bound": best.epsilon} if options.bound == "f_dp" else found
+
+
+def _shift(inside: _Array, outside: _Array) -> float:
+    """Difference of the means in pooled standard deviations; at least 0."""
+    if min(inside.size, outside.size) < 2:
+        return 0.0
+    squares = inside.var() * inside.size + outside.var() * outside.size
+    spread = math.sqrt(squares / (inside.size + outside.size - 2))
+    return max(0.0, float(inside.mean() - outside.mean()) / spread) if spread > 0.0 else 0.0
+
+
+def differing(stated: Mapping[str, Any], own: Mapping[str, Any], place: str) -> Iterator[str]:
+    """Clauses that name each number of a file that is not what it comes to."""
+    for name, value in own.items():
+        if not _is_near(stated.get(name), value):
+            yield f"{place}: {name} is {stated.get(name)!r:.60}, but comes to {value!r:.60}"
+
+
+def _is_near(stated: Any, own: Any) -> bool:
+    if isinstance(stated, Mapping) and isinstance(own, Mapping):
+        return set(stated) == set(own) and all(_is_near(stated[key], own[key]) for key in own)
+    if not isinstance(own, float):
+        return json_equal(stated, own)
+    return math.isclose(as_number(stated), own, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE**2)
+
+
+def attack_bounds(kind: str, attack: Mapping[str, Any]) -> dict[str, Any]:
+    """Numbers of an attack's verdict in ``attack.json``, by name, as its guesses come to.
+
+    Empty of an attack that refutes the claim, whose guesses are of another test. KeyError,
+    TypeError or ValueError if the file is damaged.
+    """
+    verdict = attack["verdict"]
+    limit = 2.0 * NUM_KINDS / (1.0 - as_number(verdict["confidence"]))
+    refuted = verdict["wealth"] is not None and as_number(verdict["wealth"]) >= limit
+    if verdict["refuted"] and not refuted:
+        return {}
+    folds = 1 if kind == "loss" else len(folds_of(int(attack["shadows"])))
+    users, guesses = int(verdict["num_users"]), Guesses(**verdict["guesses"])
+    level = 1.0 / (limit * folds * len(guess_grid(users)))
+    delta = as_number(attack["claim"]["delta"])
+    epsilon = epsilon_lower_bound(
+        users, guesses.total, int(verdict["num_correct"]), delta, 1.0 - level
+    )
+    found: dict[str, Any] = {"wealth_limit": limit}
+    if refuted:
+        return found | {"refuted": True}
+    return found | {"epsilon": epsilon}
