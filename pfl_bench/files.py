@@ -24,6 +24,15 @@ _LARGEST_INTEGER = 2**1023  # the last power of two that a float holds
 _STRINGS_AND_BRACKETS = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[\]{}]', re.DOTALL)
 
 
+def check_run_folder(folder: Path) -> None:
+    """Check that a folder is one of a run; RunFolderError if it has no ``config.yaml``."""
+    if not (folder / "config.yaml").is_file():
+        raise RunFolderError(
+            f"{folder}: not a run folder (it has no config.yaml); name the folder that "
+            "`pfl-bench run --out` wrote"
+        )
+
+
 def write_atomically(path: Path, content: bytes | str | Callable[[BinaryIO], object]) -> None:
     """Replace a file as a whole: written beside it, flushed to the disk, renamed over it.
 

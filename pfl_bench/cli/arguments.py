@@ -79,6 +79,18 @@ def check_belongs(owner: str, **given: bool) -> None:
             raise ConfigError(f"--{option} belongs to {owner}; give that too, or leave it out")
 
 
+def check_is_there(arguments: argparse.Namespace) -> None:
+    """Check what a command reads before its imports, where these take seconds."""
+    if arguments.command == "audit":
+        from pfl_bench.files import check_run_folder
+
+        check_run_folder(Path(arguments.run))
+    elif arguments.command == "sweep":
+        from pfl_bench.config.bundled_rows import locate
+
+        locate(arguments.sweep, folder=False)
+
+
 def check_new(out: Path, force: bool) -> None:
     """Check that a file is not replaced unasked, nor a device or pipe at all."""
     from pfl_bench.types import UserInputError

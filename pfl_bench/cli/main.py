@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from types import CodeType
 from typing import Any, TypeVar
 
+from pfl_bench.cli.arguments import check_is_there
 from pfl_bench.cli.completion import complete
 from pfl_bench.cli.parsers import build_parser
 from pfl_bench.cli.speech import announce, answer_alone, say, told
@@ -77,6 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with answer_alone() if has_json else contextlib.nullcontext(), told(arguments) as kept:
             _add_plugin_folders(arguments)
             announce(arguments)
+            check_is_there(arguments)
             module = importlib.import_module(f"pfl_bench.cli.{arguments.module}")
             code = int(module.main(arguments))
         if code != EXIT_DONE:

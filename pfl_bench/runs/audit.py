@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pfl_bench.config.loading import ResolvedConfig, load_config
-from pfl_bench.files import read_json, write_json
+from pfl_bench.files import check_run_folder, read_json, write_json
 from pfl_bench.runs.audit_file import (
     AUDIT_FILE,
     AUDIT_VERSION,
@@ -166,15 +166,10 @@ def audit_run(
 
 def read_claim(folder: Path, data: str | None) -> tuple[ResolvedConfig, dict[str, Any]]:
     """Configuration and privacy statement of a run; RunFolderError if it claims no privacy."""
-    path = folder / "config.yaml"
-    if not path.is_file():
-        raise RunFolderError(
-            f"{folder}: not a run folder (it has no config.yaml); name the folder that "
-            "`pfl-bench run --out` wrote"
-        )
+    check_run_folder(folder)
     # YAML reads what JSON writes: quotes, and every character of a path.
     overrides = () if data is None else (f"task.data={json.dumps(data)}",)
-    resolved = load_config(path, overrides)
+    resolved = load_config(folder / "config.yaml", overrides)
     statement = read_json(folder / "privacy.json")
     if resolved.config.setting not in ("private_federated", "central_dp"):
         raise RunFolderError(

@@ -17,13 +17,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pfl_bench.files import read_json, read_metrics, read_text
+from pfl_bench.files import check_run_folder, read_json, read_metrics, read_text
 from pfl_bench.runs.audit import audit_run, read_claim
 from pfl_bench.runs.audit_file import LEDGER_FILE
 from pfl_bench.runs.auditing.inputs import METRICS_FILE
 from pfl_bench.runs.auditing.outcome import RIGHT, TRIALS
 from pfl_bench.runs.stop import STOP_FILE, is_busy, request_stop
-from pfl_bench.types import RunFolderError
 from privacy.audit.inputs import as_number
 from privacy.empirical.step_bets import StepBets
 
@@ -83,11 +82,7 @@ def look(
     The record is audited whatever the round if ``is_last``; ``tell`` and ``data`` are as in
     ``watch``.
     """
-    if not (folder / "config.yaml").is_file():
-        raise RunFolderError(
-            f"{folder}: not a run folder (it has no config.yaml); name the folder that "
-            "`pfl-bench run --out` writes to"
-        )
+    check_run_folder(folder)
     rows = read_metrics(folder / METRICS_FILE)
     # A resumed run writes rounds again, and they are the same.
     for row in rows[seen.rounds :]:

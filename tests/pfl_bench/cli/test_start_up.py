@@ -54,6 +54,12 @@ def test_a_row_imports_what_it_needs_alone() -> None:
     assert loaded(ROW, row, (*others, "dp_accounting", "submitit", "torch")) == ["torch"]
 
 
+@pytest.mark.parametrize("command", ["audit", "sweep"])
+def test_a_path_that_leads_nowhere_is_refused_before_the_imports(command: str) -> None:
+    code = f"import sys; from pfl_bench.cli.main import main; main([{command!r}, sys.argv[1]])"
+    assert loaded(code, "nowhere", ("torch",)) == []
+
+
 BEGUN = ["run", "table", "sweep", "report", "leaderboard", "audit", "check-plugin"]
 FIRST = """
 import sys

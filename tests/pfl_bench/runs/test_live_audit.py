@@ -102,5 +102,7 @@ def _last(running: Any) -> Any:
 def test_what_cannot_be_watched_is_refused(
     arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    if arguments:
+        (tmp_path / "config.yaml").touch()
     assert main(["audit", "--live", str(tmp_path), *arguments]) == 2
     assert message in capsys.readouterr().err
