@@ -75,7 +75,7 @@ def _lines(folder: Path, done: RunAudit) -> Iterator[str]:
         yield from _wrapped(f"{_MARKS[outcome]}  {_names(checks)}: {evidence}", "      ")
     yield ""
     yield "Outside of the guarantee"
-    for sentence in statement["not_covered"]:
+    for sentence in done.not_covered:
         yield from _wrapped(f"  - {sentence}", "    ")
     if done.selected_by is not None:
         yield from _wrapped(f"  - {selection_note(done.selected_by)}", "    ")

@@ -71,6 +71,13 @@ class RunAudit:
             return ON_RECORDS
         return f"passed: recomputed {len(again.rounds)} of {again.of} {again.unit}"
 
+    @property
+    def not_covered(self) -> list[str]:
+        """What is outside of the guarantee: as computed anew, or stated where that is not known."""
+        rebuilt = self.inputs.rebuilt
+        own = None if isinstance(rebuilt, str) else rebuilt.statement
+        return list((own or self.inputs.statement)["not_covered"])
+
     def to_json_dict(self) -> dict[str, Any]:
         """The audit as ``audit.json`` has it."""
         statement = self.inputs.statement
@@ -89,7 +96,7 @@ class RunAudit:
             "unit": statement["unit"],
             "epsilon": {side: statement[side]["epsilon"] for side in ("simulated", "actual")},
             "checks": [check.to_json_dict() for check in self.checks],
-            "not_covered": list(statement["not_covered"]),
+            "not_covered": self.not_covered,
             "selected_by": self.selected_by,
             "tuned_runs": tuned
             and {

@@ -25,7 +25,8 @@ NOT_COVERED: tuple[str, ...] = (
     "Model selection: choosing a round or a run by such metrics.",
     "Hyperparameter tuning: other runs on the same data, each of which spends its own epsilon.",
     "Names of clients in the run's log, where an update was not finite.",
-    "Data preparation: vocabularies, filters, label lists and normalisation taken from the data.",
+    "Data preparation: vocabularies, filters, label lists, normalisation and settings taken from "
+    "the data, such as a clipping bound set to the median norm of training users' updates.",
     "The run's own diagnostics, such as realised cohort sizes, norms before noise and training "
     "losses, which a deployment would not publish.",
     "The noise of this simulation: its generator is seeded, so whoever knows the seed can remove "

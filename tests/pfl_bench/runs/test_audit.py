@@ -477,6 +477,20 @@ def test_a_summary_that_says_more_than_the_run_came_to_fails(
     assert says in wrong.evidence
 
 
+def test_what_is_outside_of_the_guarantee_is_the_audit_s_own_list(
+    copied: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    statement = json.loads((copied / "privacy.json").read_text())
+    (copied / "privacy.json").write_text(json.dumps(statement | {"not_covered": []}))
+    code, out, _ = command(capsys, str(copied), "--recompute", "none")
+    assert code == 1
+    assert "FAIL  statement: not_covered is [], but comes to" in out
+    listed = " ".join(out.partition("Outside of the guarantee")[2].split())
+    assert f"- {statement['not_covered'][0]} - " in listed
+    written = json.loads((copied / "audit.json").read_text())
+    assert written["not_covered"] == statement["not_covered"]
+
+
 @pytest.mark.parametrize("unit", ["round", "epoch"])
 def test_a_run_that_ended_early_without_a_reason_is_said_to(
     unit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
