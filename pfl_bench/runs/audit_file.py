@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import Any
 
 AUDIT_VERSION = 1
 AUDIT_FILE = "audit.json"
 # The words of a pass without a round or step that was computed again.
 ON_RECORDS = "passed on records alone"
 LEDGER_FILE = "ledger.jsonl"
+
+
+def ledger_begins(folder: Path) -> dict[str, Any]:
+    """Bytes that a run's ledger has now, and their SHA-256; empty where it has none.
+
+    A resumed run writes it into ``environment.json``: no line of it may be replaced later.
+    """
+    path = folder / LEDGER_FILE
+    size = path.stat().st_size if path.is_file() else 0
+    return {"ledger": {"bytes": size, "sha256": ledger_digest(folder)}} if size else {}
 
 
 def ledger_digest(folder: Path) -> str:

@@ -20,6 +20,7 @@ from pfl_bench.config.row_differences import experiment, settings_digest, tree_d
 from pfl_bench.config.terminal_text import say
 from pfl_bench.files import read_metrics, to_json_value, write_json
 from pfl_bench.profiling import Overhead, Profile, phase
+from pfl_bench.runs.audit_file import ledger_begins
 from pfl_bench.runs.best_model import BestModel
 from pfl_bench.runs.checkpoint import load_latest, newest, restoring, save_checkpoint
 from pfl_bench.runs.divergence import USUAL_MENDS, DivergenceWatch, describe_divergence
@@ -133,7 +134,7 @@ class _Run:
         done = self._restore()
         self._folder.check_metrics(done)
         trainer.begin(done)
-        self._folder.write_environment(now, done)
+        self._folder.write_environment(now | ledger_begins(path), done)
         # Until the run has ended, its folder states the most that it will have spent.
         self._write_statement(None)
         with RunLog(path, self._config.name, trainer.total, done) as log:

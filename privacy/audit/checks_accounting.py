@@ -46,15 +46,15 @@ def _accounted_rounds(evidence: Evidence, inputs: AuditInputs) -> int:
 
 
 def compositions(
-    evidence: Evidence, inputs: AuditInputs, label: str
+    evidence: Evidence, inputs: AuditInputs, label: str, rounds: int | None = None
 ) -> tuple[list[Composition], int]:
-    """Compositions of the rounds of one setting, and their number; equal rounds are one.
+    """Compositions of the first rounds of one setting, and their number; equal rounds are one.
 
-    The rounds are those of the stated epsilons: the recorded ones, or, before the end, those
-    planned. The last segment has those that the others leave. ``ValueError``: the mechanism has no
-    guarantee under these constants, or one is no number.
+    By default the rounds are those of the stated epsilons: the recorded ones, or, before the end,
+    those planned. The last segment has those that the others leave. ``ValueError``: the mechanism
+    has no guarantee under these constants, or one is no number.
     """
-    rounds = left = _accounted_rounds(evidence, inputs)
+    rounds = left = _accounted_rounds(evidence, inputs) if rounds is None else rounds
     parts, segments = [], evidence.segments
     if len(segments) > _MOST_SEGMENTS:
         raise PrivacyError(f"the constants change {len(segments) - 1} times, too often to compose")
@@ -62,6 +62,8 @@ def compositions(
         constants = segment.constants
         count = left if number == len(segments) else min(segment.rounds, left)
         left -= count
+        if not count and number > 1:
+            break
         parts.append(
             inputs.composition(
                 str(constants.get("mechanism")),

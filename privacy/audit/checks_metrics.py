@@ -12,7 +12,9 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from privacy.accountant import compose_epsilon
 from privacy.audit.check import Finding, check
+from privacy.audit.checks_accounting import compositions
 from privacy.audit.errors import IncompleteError
 from privacy.audit.evidence import Evidence
 from privacy.audit.inputs import SIDES, AuditInputs, Metrics, as_number, json_equal
@@ -20,7 +22,9 @@ from privacy.audit.inputs import SIDES, AuditInputs, Metrics, as_number, json_eq
 Array = NDArray[np.float64]
 
 # Relative; the norm of an update is added up in float32 on any device.
-_EXACT, _OF_NORM = 1e-9, 1e-3
+_EXACT, _OF_NORM, _EPSILON = 1e-9, 1e-3, 1e-6
+# Lines whose epsilons are computed anew.
+_MOST_EPSILONS = 50
 
 
 @check(
@@ -50,7 +54,7 @@ def check_metrics(evidence: Evidence, inputs: AuditInputs) -> Finding:
             same = np.abs(own - values) <= tolerance * np.abs(own)
             same |= np.isnan(own) & np.isnan(values)
             found.where(f"{what} is not what the ledger says", ~same)
-        found.problems += _problems_of_epsilon(inputs, metrics)
+        found.problems += _problems_of_epsilon(evidence, inputs, metrics)
         found.problems += _problems_of_selection(inputs, metrics)
     text = f"{len(metrics.rounds)} lines of metrics; compared: {', '.join(compared) or 'nothing'}"
     if absent and not found.problems:
@@ -97,18 +101,34 @@ def _columns(evidence: Evidence, inputs: AuditInputs) -> Iterator[tuple[str, Arr
         yield "train/central_learning_rate", optimizer.rates[: evidence.rounds], _EXACT
 
 
-def _problems_of_epsilon(inputs: AuditInputs, metrics: Metrics) -> Iterator[str]:
-    """The last round's epsilons, where the metrics have them, are the statement's."""
-    if not inputs.is_final or not len(metrics.rounds):
-        return
+def _problems_of_epsilon(
+    evidence: Evidence, inputs: AuditInputs, metrics: Metrics
+) -> Iterator[str]:
+    """Epsilons are those of the rounds so far, and the last line's the statement's."""
+    is_example, own = inputs.configured.unit == "example", str(inputs.statement.get("accountant"))
     for label in SIDES:
-        last = metrics.columns[f"privacy/epsilon_{label}"][-1]
-        stated = as_number(inputs.side(label).get("epsilon"))
-        if np.isfinite(last) and not json_equal(float(last), stated):
-            yield (
-                f"privacy/epsilon_{label} is {last:.6g} after the last round, but {stated:.6g} is "
-                "stated"
-            )
+        name = f"privacy/epsilon_{label}"
+        values, delta = metrics.columns[name], as_number(inputs.side(label).get("delta"))
+        known = np.flatnonzero(np.isfinite(values))
+        if (np.diff(values[known]) < 0.0).any():
+            yield f"{name} falls from one line to the next"
+        stated, ends = as_number(inputs.side(label).get("epsilon")), inputs.is_final and len(values)
+        if ends and np.isfinite(values[-1]) and not json_equal(float(values[-1]), stated):
+            yield f"{name} is {values[-1]:.6g} after the last round, but {stated:.6g} is stated"
+        # Of many lines some, the last among them.
+        for line in known[:: -(1 + len(known) // _MOST_EPSILONS)]:
+            rounds = int(evidence["steps"][line]) if is_example else int(line) + 1
+            try:
+                parts, _ = compositions(evidence, inputs, label, rounds)
+                epsilon = compose_epsilon(parts, delta, own)
+            except (ValueError, ZeroDivisionError):
+                break  # which the checks of the stated epsilons say
+            if not abs(epsilon - values[line]) <= _EPSILON * epsilon:
+                yield (
+                    f"{name} is {values[line]:.6g} after round {line + 1}, but {own} gives "
+                    f"{epsilon:.6g}"
+                )
+                break
 
 
 def _problems_of_selection(inputs: AuditInputs, metrics: Metrics) -> Iterator[str]:

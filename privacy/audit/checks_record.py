@@ -24,14 +24,22 @@ from privacy.audit.own_schemes import ADJACENCY, own_users
 _OF_ANY = {"weighting": "uniform", "uploads": ["update"], "batchnorm_layers": []}
 
 
-@check("folder", "Of what the run has written, its folder lacks nothing that an audit needs.")
+@check(
+    "folder",
+    "Of what the run has written, its folder lacks nothing that an audit needs; checkpoints, "
+    "metrics and ledger hold nothing that no run writes.",
+)
 def check_folder(evidence: Evidence, inputs: AuditInputs) -> Finding:
     if not inputs.is_final:
         evidence.need_lines()
     parts = [f"{file} is missing: it would show {what}" for file, what in inputs.missing.items()]
-    if parts:
+    found = Finding([*inputs.foreign])
+    if parts and not found.problems:
         raise IncompleteError("; ".join(parts))
-    return Finding().seen("no checkpoint, metrics, environment or summary that is due is missing")
+    others = f"; not looked at: {', '.join(inputs.other_files)}" if inputs.other_files else ""
+    return found.seen(
+        f"no checkpoint, metrics, environment or summary that is due is missing{others}"
+    )
 
 
 @check(

@@ -30,7 +30,8 @@ class Learner:
     """Data, model and loss, shared with the run."""
 
     module: nn.Module  # in float32 on the CPU; its parameters are written over
-    read: Callable[[int, np.random.Generator], Any]  # ``inputs`` and ``targets`` of a user
+    # ``inputs`` and ``targets`` of a user in a round (attackers' examples change by rounds).
+    read: Callable[[int, int, np.random.Generator], Any]
     loss: Callable[[Tensor, Tensor], Tensor]  # the mean one, of outputs and targets
     transform: Any  # the task's augmentation of batches; None for none
     local: Any  # ``pfl_bench.types.LocalTraining``, of which fields are read
@@ -93,7 +94,7 @@ def train(
     beside = learner.shaped(torch.zeros_like(central) if added is None else added)
     # Not torch.manual_seed, which takes longer than training a small client does.
     torch.default_generator.manual_seed(torch_seed(learner.seed, LOCAL_TRAINING, number, user))
-    examples = learner.read(user, stream(learner.seed, AUGMENTATION, number, user))
+    examples = learner.read(user, number, stream(learner.seed, AUGMENTATION, number, user))
     steps, processed, losses = 0, 0, 0.0
     learner.module.train()
     for inputs, targets in _batches(learner, examples, number, user):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,12 @@ from pfl_bench.files import read_json, read_metrics
 from pfl_bench.metrics import lower_is_better
 from pfl_bench.runs.audit_file import LEDGER_FILE
 from pfl_bench.runs.auditing import seeds
+from pfl_bench.runs.auditing.foreign import (
+    foreign_files,
+    foreign_members,
+    foreign_scalars,
+    replaced_lines,
+)
 from pfl_bench.runs.auditing.opened import OpenedRun, rebuild
 from pfl_bench.runs.auditing.replay import make_replay
 from pfl_bench.runs.base_plan import compose_of, configured_of
@@ -50,8 +56,24 @@ METRICS_FILE = "metrics.jsonl"
 def gather_inputs(run: OpenedRun, statement: Mapping[str, Any]) -> AuditInputs:
     """Gather what a private run and its statement give; RunFolderError if a file is damaged."""
     folder, resolved = run.folder, run.resolved
-    read = [_read_saved(path) for path in steps_saved(folder / "checkpoints").values()]
+    is_federated = resolved.config.federated is not None
+    foreign: list[str] = []
+    read = []
+    for path in steps_saved(folder / "checkpoints").values():
+        state = load(path)
+        read.append(_read_saved(path, state))
+        foreign += (
+            f"{path.name}: {name}: no run saves it"
+            for name in foreign_members(state, resolved.config)
+        )
     saved, seed = read[-1] if read else (None, None)
+    rows = _metric_rows(folder)
+    evaluated = {*resolved.config.evaluation.splits, *resolved.config.evaluation.final_splits}
+    foreign += replaced_lines(folder, run.recorded("resumptions"))
+    foreign += (
+        f"{METRICS_FILE}: {name}: no run writes it"
+        for name in foreign_scalars(rows or (), evaluated)
+    )
     record, is_final = _read_seed(run, seed), statement["status"] == "final"
     return AuditInputs(
         statement=statement,
@@ -63,19 +85,20 @@ def gather_inputs(run: OpenedRun, statement: Mapping[str, Any]) -> AuditInputs:
         summary=read_json(folder / "summary.json"),
         canaries=read_json(folder / "canaries.json"),
         attacks=read_attacks(folder, resolved),
-        metrics=_read_metric_columns(folder, resolved),
+        metrics=None if rows is None else _metric_columns(rows, folder, resolved),
         central_optimizer=central_optimizer(resolved, run.data, _count_lines(folder)),
         replay=make_replay(run, record.value, statement),
         seed=record,
         rebuilt=rebuild(run, "final" if is_final else "planned"),
-        missing=_missing_files(folder, is_final, resolved.config.federated is not None),
+        missing=_missing_files(folder, is_final, is_federated),
+        foreign=tuple(foreign),
+        other_files=tuple(foreign_files(folder)),
         plugins=_plugin_records(run),
     )
 
 
-def _read_saved(path: Path) -> tuple[Saved, int | None]:
+def _read_saved(path: Path, state: Mapping[str, Any]) -> tuple[Saved, int | None]:
     """Parts of a checkpoint, and the private seed that it has; None without."""
-    state = load(path)
     with restoring(path, {"trainer": {}}, {}):
         trainer = state["trainer"]
         # A federated trainer keeps these with all else of its private rounds.
@@ -146,11 +169,15 @@ def _plugin_records(run: OpenedRun) -> dict[str, Mapping[str, str]]:
     return {**known, "today": today, "config.yaml": used}
 
 
-def _read_metric_columns(folder: Path, resolved: ResolvedConfig) -> Metrics | None:
-    """The scalars of ``metrics.jsonl`` that an audit compares; None if there is no such file."""
-    if not (folder / METRICS_FILE).is_file():
-        return None
-    rows = read_metrics(folder / METRICS_FILE)
+def _metric_rows(folder: Path) -> list[dict[str, Any]] | None:
+    path = folder / METRICS_FILE
+    return read_metrics(path) if path.is_file() else None
+
+
+def _metric_columns(
+    rows: Sequence[Mapping[str, Any]], folder: Path, resolved: ResolvedConfig
+) -> Metrics:
+    """The scalars of ``metrics.jsonl`` that an audit compares."""
     columns = {
         name: np.array([as_number(row.get(name)) for row in rows], dtype=np.float64)
         for name in METRICS

@@ -19,7 +19,8 @@ from pfl_bench.files import read_metrics
 from pfl_bench.profiling import one_thread
 from pfl_bench.runs.auditing.inputs import METRICS_FILE
 from pfl_bench.runs.auditing.opened import OpenedRun
-from pfl_bench.runs.auditing.starts import Starts
+from pfl_bench.runs.auditing.starts import Starts, other_moments
+from pfl_bench.runs.checkpoint import restoring
 from pfl_bench.types import ConfigError
 from pfl_bench.types.results import STEP_NAMES
 from privacy.audit.check import Check
@@ -240,7 +241,8 @@ class _Work:
             after = self._run.lines[number] if number < len(self._run.lines) else {}
             saved = None
             if number in self._run.checkpoints:
-                saved = self._run.saved(number)["central"]
+                trainer = self._run.saved(number)
+                saved = trainer["central"]
             records = (line, after.get("central"), self._metrics.get(number, {}), saved)
             found = list(compare(*records, made, sketch, allowed))
             # Whether local training makes so much of rounding. A ReLU that rounding turned over
@@ -266,6 +268,9 @@ class _Work:
                 apart = float((saved.double() - state.central.double()).abs().max())
                 self._done.far = max(self._done.far, apart)
                 self._done.compared.append(number)
+                with restoring(self._run.checkpoints[number], {"trainer": {}}, {}):
+                    moments = list(other_moments(state.optimizer, trainer["optimizer"]))
+                problems += [f"round {number}: {problem}" for problem in moments]
                 if not problems and number < stop:
                     rule, state = self._run.at(number)
                     allowed = Allowed(allowed.each, state.optimizer)

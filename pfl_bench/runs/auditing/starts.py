@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,10 +16,13 @@ from pfl_bench.federated.central_gradient import private_gradient
 from pfl_bench.federated.parts import FederatedParts, build_algorithm
 from pfl_bench.runs.auditing.opened import OpenedRun
 from pfl_bench.runs.checkpoint import load, restoring, steps_saved
+from pfl_bench.simulation.attacking_engine import boost_of
+from pfl_bench.simulation.corrupted_task import CorruptedSplit
 from pfl_bench.simulation.devices.cohorts import digest_of
 from pfl_bench.types import (
     Algorithm,
     ClientUpload,
+    Examples,
     LocalResult,
     RunFolderError,
     TransformsBatches,
@@ -36,6 +39,8 @@ from privacy.reference.round import MECHANISMS, Rule, State
 
 # The least noise multiplier (but for 0) and simulated cohort: no powers of them are infinite.
 _LEAST = 1e-9
+# Of a moment's norm: far more than rounding makes of it, far less than noise is.
+_APART = 0.01
 
 
 class Starts:
@@ -82,7 +87,7 @@ class Starts:
         config, task = self.resolved.config, parts.task
         return Learner(
             module=parts.model.module,
-            read=parts.split.read_user,
+            read=self._read,
             loss=task.loss,
             transform=task.transform if isinstance(task, TransformsBatches) else None,
             local=parts.algorithm.local_training,
@@ -90,6 +95,26 @@ class Starts:
             bfloat16=config.precision == "bfloat16",
             channels_last=config.channels_last,
         )
+
+    def _read(self, user: int, number: int, rng: np.random.Generator) -> Examples:
+        """A user's examples in a round; an attacker's are poisoned."""
+        split, attack = self._parts.split, self.resolved.config.attack
+        if attack is not None:
+            assert isinstance(split, CorruptedSplit)
+            split.is_attacked = number % attack.every == 0
+        return split.read_user(user, rng)
+
+    def _forged(self, update: Tensor, user: int, number: int) -> Tensor:
+        """The update that a client sends on, shape (P,): its own, unless it attacks."""
+        split, config = self._parts.split, self.resolved.config
+        if not isinstance(split, CorruptedSplit) or user not in split.corrupted:
+            return update
+        assert config.attack is not None
+        assert config.federated is not None
+        if number % config.attack.every:
+            return update
+        factor = boost_of(config.attack, config.federated)
+        return split.poison.forge(update, user, number) * factor
 
     def _devices_of(self, parts: FederatedParts) -> Devices | None:
         """Devices as the run began with them; None where users are drawn."""
@@ -159,11 +184,11 @@ class Starts:
 
         def send(user: int, trained: Trained, number: int) -> Tensor:
             loss = torch.tensor(trained.loss)
+            update = self._forged(trained.update, user, number)
             result = LocalResult(
-                user, trained.update, trained.num_examples, trained.num_steps, loss,
-                trained.num_processed,
-            )  # fmt: skip
-            upload = ClientUpload(trained.update, 1.0, 0.0)
+                user, update, trained.num_examples, trained.num_steps, loss, trained.num_processed
+            )
+            upload = ClientUpload(update, 1.0, 0.0)
             for transform in transforms.values():
                 upload = transform.send(upload, result, number)
             return upload.update
@@ -226,8 +251,6 @@ def _unknown(resolved: ResolvedConfig, rounds: int) -> str:
         selection = resolved.tree["federated"]["selection"]["name"]
         if selection not in SELECTIONS:
             return f"the reference does not have the selection {selection}"
-    if config.attack is not None:
-        return "the reference has no attackers"
     algorithm = build_algorithm(resolved, options)
     if algorithm.local_training.measures_start or algorithm.uploads != ("update",):
         name = resolved.tree["federated"]["algorithm"]["name"]
@@ -239,19 +262,30 @@ def load_optimizer(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
     """Put the moments that torch's optimizer keeps of its tensors into the reference's, flat."""
     states = list(saved["state"].values())
     optimizer.steps = int(states[0].get("step", 0)) if states else 0
+    for name, found in _moments(saved):
+        setattr(optimizer, name, found)
 
-    def kept(*keys: str) -> Tensor | None:
+
+def other_moments(optimizer: Optimizer, saved: Mapping[str, Any]) -> Iterator[str]:
+    """Problems of saved moments that are not those of the reference after the same steps."""
+    for name, found in _moments(saved):
+        own = getattr(optimizer, name)
+        same = found.shape == own.shape and bool((found - own).norm() <= _APART * own.norm())
+        if not same and bool(own.norm().isfinite()):
+            yield f"the checkpoint has other {name} moments of the central optimizer"
+
+
+def _moments(saved: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    states = list(saved["state"].values())
+    for name, keys in (
+        ("first", ("momentum_buffer", "exp_avg", "first")),
+        ("second", ("sum", "exp_avg_sq", "second")),
+    ):
         parts = [
             s[key].double().flatten() for s in states for key in keys if s.get(key) is not None
         ]
-        return torch.cat(parts) if parts else None
-
-    for name, found in (
-        ("first", kept("momentum_buffer", "exp_avg", "first")),
-        ("second", kept("sum", "exp_avg_sq", "second")),
-    ):
-        if found is not None:
-            setattr(optimizer, name, found)
+        if parts:
+            yield name, torch.cat(parts)
 
 
 def noise_generator(run: OpenedRun) -> tuple[torch.Generator | None, str]:

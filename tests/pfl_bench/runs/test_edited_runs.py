@@ -194,7 +194,49 @@ def part_edit(name: str, value: Any) -> Edit:
     return json_edit("environment.json", lambda d: d["private_seed"]["parts"].update({name: value}))
 
 
+def metrics_edit(change: Change) -> Edit:
+    """Of the first line that has epsilons."""
+
+    def edit(folder: Path) -> None:
+        path = folder / "metrics.jsonl"
+        rows = [json.loads(text) for text in path.read_text().splitlines()]
+        change(next(row for row in rows if "privacy/epsilon_actual" in row))
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    return edit
+
+
+def halved(row: dict[str, Any]) -> None:
+    assert row["round"] < ROUNDS
+    row["privacy/epsilon_actual"] /= 2.0
+
+
+def kept_in_checkpoint(change: Change) -> Edit:
+    def edit(folder: Path) -> None:
+        for path in (folder / "checkpoints").glob("step-*.pt"):
+            change_checkpoint(path, lambda state: change(state["trainer"]))
+
+    return edit
+
+
 EDITS: dict[str, tuple[Edit, set[str]]] = {
+    "an epsilon on the way": (metrics_edit(halved), {"metrics"}),
+    "a sum in the metrics": (
+        metrics_edit(lambda row: row.update({"train/sum_0": 1.0})),
+        {"folder"},
+    ),
+    "a sum in the checkpoint": (
+        kept_in_checkpoint(lambda trainer: trainer.update(debug=trainer["central"].clone())),
+        {"folder"},
+    ),
+    "a sum for momentum": (
+        kept_in_checkpoint(
+            lambda trainer: trainer["optimizer"]["state"].update(
+                {0: {"momentum_buffer": trainer["central"].clone()}}
+            )
+        ),
+        {"folder"},
+    ),
     "a hypothetical population": (HYPOTHETICAL, {"private_seed"}),
     "and its digest": (together(HYPOTHETICAL, new_parts), {"private_seed"}),
     "and its seed": (together(HYPOTHETICAL, new_seed), {"cohort_replay", "noise_replay"}),
@@ -459,3 +501,20 @@ def test_a_value_of_another_kind_ends_no_command_in_a_traceback(
     capsys.readouterr()
     assert main(["audit", str(folder), "--recompute", "first"]) in (1, 2)
     assert (name in capsys.readouterr().err) == is_left_out
+
+
+def test_a_line_that_was_replaced_after_a_resumption_is_found(
+    finished: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(finished, tmp_path / "copy"))
+    (folder / "summary.json").unlink()
+    max((folder / "checkpoints").iterdir()).unlink()
+    run(load_config(folder / "config.yaml"), folder, resume=True)
+    assert audited(folder)[0] == "passed"
+    other = json_edit(
+        "environment.json", lambda d: d["resumptions"][0]["ledger"].update(sha256="0" * 64)
+    )
+    other(folder)
+    _, checks = audited(folder)
+    assert checks["folder"].outcome == "failed"
+    assert "was replaced" in checks["folder"].evidence

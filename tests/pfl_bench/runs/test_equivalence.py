@@ -235,7 +235,9 @@ def test_a_view_refuses_the_best_of_a_split_that_no_round_evaluates() -> None:
     row = ViewRow.model_validate(
         {"row": "a", "expected": [{**PAPER, "value": 0.7, "statistic": "best_over_rounds"}]}
     )
-    with pytest.raises(ConfigError, match="the best over rounds of 'test/accuracy' is wanted"):
+    with pytest.raises(
+        ConfigError, match="metric 'test/accuracy', whose best over rounds is wanted"
+    ):
         check_measured(LoadedView(Path("v"), Path(), ()), row, make_config("federated").config)
 
 

@@ -34,7 +34,7 @@ from privacy.reference.client import places
 from privacy.reference.devices import processed
 from privacy.reference.round import Round
 from privacy.schemes import poisson
-from tests.helpers import make_config
+from tests.helpers import change_checkpoint, make_config
 
 Patch = pytest.MonkeyPatch
 ROUNDS = 4
@@ -112,6 +112,8 @@ FULL = {
     "privacy__noise_cohort_size": None,
 }
 CYCLIC = {"federated__sampling": "cyclic_poisson", "federated__separation": 2}
+LOCAL: dict[str, Any] = {"privacy__noise_cohort_size": None, "privacy__accountant": "pld"}
+FLIP = {"kind": "label_flip", "corrupted_fraction": 0.2, "labels": "mirror"}
 SLOW = {"federated__central_learning_rate": 0.05}
 
 
@@ -163,8 +165,9 @@ SLOW = {"federated__central_learning_rate": 0.05}
             "federated__local_schedule": {"decay": "exponential", "final_fraction": 0.1},
             **SLOW,
         },
+        {"attack": {**FLIP, "every": 2, "boost": "replace"}},
     ],
-    ids=["laplace", "fixed_size", "full", "truncated", "cyclic", "vectorized"],
+    ids=["laplace", "fixed_size", "full", "truncated", "cyclic", "vectorized", "attackers"],
 )
 def test_a_sound_run_comes_to_the_same(tmp_path: Path, changes: dict[str, Any]) -> None:
     done = again(make(tmp_path / "run", **changes))
@@ -314,10 +317,14 @@ def test_what_training_makes_of_rounding_is_no_difference(
 
 
 def test_what_cannot_be_computed_says_why(tmp_path: Path) -> None:
-    attack = {"kind": "label_flip", "corrupted_fraction": 0.2, "labels": "mirror"}
-    done = again(make(tmp_path / "run", federated__num_rounds=1, attack=attack))
+    changes = {
+        **LOCAL,
+        "precision": "bfloat16",
+        "privacy__mechanism": {"name": "privunit", "clip_norm": 2.0},
+    }
+    done = again(make(tmp_path / "run", federated__num_rounds=1, **changes))
     assert (done.rounds, done.to_check().outcome) == ([], "skipped")
-    assert "attackers" in done.to_check().evidence
+    assert "coins of privunit" in done.to_check().evidence
 
 
 # Each plants a bug into the code that runs, and names the round and what of it shows.
@@ -482,3 +489,23 @@ def test_a_planted_bug_is_named_by_round_and_quantity(
     assert done.to_check().outcome == "failed"
     if bug is a_client_left_out:
         assert "update had been left out" in done.to_check().evidence
+
+
+def test_a_bug_among_attackers_is_found(tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        weights_kept(patch)
+        folder = make(tmp_path / "run", attack=FLIP)
+    assert any("round 1: sum before noise" in problem for problem in again(folder).problems)
+
+
+def test_moments_of_another_run_in_a_checkpoint_are_found(tmp_path: Path) -> None:
+    optimizer = {"name": "sgd", "momentum": 0.9}
+    folder = make(tmp_path / "run", federated__central_optimizer=optimizer)
+    path = max((folder / "checkpoints").glob("step-*.pt"))
+
+    def forget_noise(state: dict[str, Any]) -> None:
+        (moments,) = state["trainer"]["optimizer"]["state"].values()
+        moments["momentum_buffer"].mul_(0.9)
+
+    change_checkpoint(path, forget_noise)
+    assert any("other first moments" in problem for problem in again(folder).problems)
