@@ -22,6 +22,7 @@ from pfl_bench.runs.auditing.inputs import gather_inputs
 from pfl_bench.runs.auditing.opened import open_run
 from pfl_bench.runs.auditing.outcome import check_outcome
 from pfl_bench.runs.auditing.recompute import SECONDS, Mode, Recomputation, recompute_run
+from pfl_bench.runs.selection import choice_problems
 from pfl_bench.types import RunFolderError
 from privacy.audit.auditor import audit_with_evidence
 from privacy.audit.check import OUTCOMES, Check, verdict
@@ -158,7 +159,7 @@ def audit_run(
     checks = [*checks, check_outcome(run, is_here, allowed, ended_early)]
     selection = read_json(folder / "selection.json")
     if selection is not None:
-        checks = [*checks, check_selection(selection, evidence, inputs)]
+        checks = [*checks, check_selection(selection, evidence, inputs, choice_problems(folder))]
     done = RunAudit(
         inputs=inputs,
         checks=tuple(checks),

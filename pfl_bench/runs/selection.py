@@ -25,6 +25,7 @@ import numpy as np
 
 from pfl_bench.config.sweeps import Combination, LoadedSweep
 from pfl_bench.files import read_json, write_json
+from pfl_bench.metrics import lower_is_better
 from pfl_bench.rng import Purpose, stream
 from pfl_bench.runs.base_plan import compose_of, configured_of, plan_of_statement, planned
 from pfl_bench.types import ConfigError, RunFolderError
@@ -77,10 +78,6 @@ def _record(sweep: LoadedSweep, out: Path) -> dict[str, Any]:
     trials = sweep.selection.trials(sweep.path)
     seed = sweep.selection.seed
     seed = sweep.base.config.seed if seed is None else seed
-    rng = stream(seed, Purpose.TRIALS)
-    number = trials.draw(rng)
-    points = rng.integers(1, len(sweep.combinations) + 1, number)
-    seeds = _distinct_seeds(rng, number)
     _check_rounds(sweep)
     distinct = _distinct_plans(sweep, out)
     _check_held_out(sweep, distinct)
@@ -90,16 +87,25 @@ def _record(sweep: LoadedSweep, out: Path) -> dict[str, Any]:
         "seed": seed,
         "trials": trials.to_json_dict(),
         "grid": [combination.slug for combination in sweep.combinations],
-        "drawn": [
-            {"trial": index, "combination": int(point), "seed": own}
-            for index, (point, own) in enumerate(zip(points, seeds, strict=True), start=1)
-        ],
+        "drawn": _draw(trials, seed, len(sweep.combinations)),
         "unit": distinct[0]["unit"],
         "adjacency": distinct[0]["adjacency"],
         "accountant": "rdp",
         **_price(sweep, distinct, trials),
         "plans": distinct,
     }
+
+
+def _draw(trials: Trials, seed: int, num_points: int) -> list[dict[str, int]]:
+    """Draw the trials: number, point of the grid and run's seed of each."""
+    rng = stream(seed, Purpose.TRIALS)
+    number = trials.draw(rng)
+    points = rng.integers(1, num_points + 1, number)
+    seeds = _distinct_seeds(rng, number)
+    return [
+        {"trial": index, "combination": int(point), "seed": own}
+        for index, (point, own) in enumerate(zip(points, seeds, strict=True), start=1)
+    ]
 
 
 def _distinct_plans(sweep: LoadedSweep, out: Path) -> list[dict[str, Any]]:
@@ -192,6 +198,39 @@ def best_of(values: Sequence[float], is_lower_better: bool) -> int | None:
     """Place of the best score: the first among equals; None if none is a number."""
     scores = np.asarray([-value if is_lower_better else value for value in values])
     return None if np.isnan(scores).all() else int(np.nanargmax(scores))
+
+
+def choice_problems(run_folder: Path) -> list[str] | None:
+    """Differences of a selected run's sweep from what its seed draws and its scores choose.
+
+    The sweep's folder is the one above; None where it is not there. RunFolderError if a file is
+    damaged.
+    """
+    out = run_folder.resolve().parent
+    record = read_json(out / SELECTION_FILE)
+    if record is None:
+        return None
+    try:
+        trials, seed = Trials.from_json_dict(dict(record["trials"])), int(record["seed"])
+        drawn, name = _draw(trials, seed, len(record["grid"])), str(record["metric"])
+        if record["drawn"] != drawn:
+            return [
+                f"{out}: other trials are recorded than its seed draws ({len(record['drawn'])} "
+                f"recorded, {len(drawn)} drawn)"
+            ]
+        values, is_lower = [], lower_is_better(name)
+        for number in range(1, len(drawn) + 1):
+            (folder,) = out.glob(f"trial-{number:03d},*")
+            summary = read_json(folder / "summary.json") or {}
+            is_lower = lower_is_better(name, summary.get("metric_directions"))
+            values.append(as_number(summary["selection"]["value"]))
+        chosen = best_of(values, is_lower)
+        if chosen is None or not run_folder.resolve().name.startswith(f"trial-{chosen + 1:03d},"):
+            best = "none" if chosen is None else f"that of trial {chosen + 1}"
+            return [f"{out}: the best {name} is {best}, not this run's"]
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        return [f"{out}: the sweep's trials cannot be read again: {error!r}"]
+    return []
 
 
 def adaptive_problem(sweep: LoadedSweep, out: Path) -> str | None:

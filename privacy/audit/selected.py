@@ -2,13 +2,13 @@
 
 Guarantee: that of ``privacy.tuning``. From the selected run's folder can be seen: that the recorded
 epsilon follows from the recorded plans and distribution, and that the run's ledger has one of these
-plans. How many trials there were is secret, and whether they were drawn as is recorded cannot be
-seen from one run.
+plans. How many trials there were is secret, and whether they were drawn as is recorded can be seen
+only from the folder of the sweep.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from privacy.accountant import check_delta
@@ -23,7 +23,8 @@ from privacy.tuning import Trials, selection_epsilon
 _TOLERANCE = 1e-6
 _CLAIM = (
     "The epsilon of the selection follows from the recorded plans and distribution of the number "
-    "of trials, and the run has one of these plans."
+    "of trials, and the run has one of these plans; beside its sweep, it is the best of the trials "
+    "that the seed draws."
 )
 
 
@@ -48,13 +49,17 @@ def plan_composition(compose: Compose, plan: Mapping[str, Any], side: str) -> Co
 
 
 def check_selection(
-    record: Mapping[str, Any], evidence: Evidence | None, inputs: AuditInputs
+    record: Mapping[str, Any],
+    evidence: Evidence | None,
+    inputs: AuditInputs,
+    of_sweep: Sequence[str] | None = None,
 ) -> Check:
     """Derive the epsilons of a selected run's ``selection.json`` anew.
 
-    ``evidence`` is None where the ledger could not be read.
+    ``evidence`` is None where the ledger could not be read. ``of_sweep`` are the problems of the
+    trials that the sweep drew and of its choice; None where only the selected run is there.
     """
-    found = Finding()
+    found = Finding([*(of_sweep or ())])
     numbers: dict[str, Any] = {}
     for side in SIDES:
         try:
@@ -68,9 +73,12 @@ def check_selection(
     shown = ", ".join(f"epsilon ({side}) {value:.6g}" for side, value in numbers.items())
     trials = record.get("trials")
     name = trials.get("distribution") if isinstance(trials, Mapping) else trials
+    seen = "The sweep's trials were drawn again, and their scores compared"
+    if of_sweep is None:
+        seen = "How many trials there were, and that they were drawn so, one run cannot show"
     found.seen(
         f"{shown}, of the best of a random number of trials ({name}), by rdp; the recorded "
-        "selection. How many trials there were, and that they were drawn so, one run cannot show",
+        f"selection. {seen}",
         **numbers,
     )
     return conclude("selection", _CLAIM, found)

@@ -17,7 +17,7 @@ from pfl_bench.config.sweeps import load_sweep
 from pfl_bench.report.run_folder import read_run
 from pfl_bench.report.words import describe
 from pfl_bench.runs.audit import audit_run
-from pfl_bench.runs.selection import best_of, drawn_trials
+from pfl_bench.runs.selection import best_of, choice_problems, drawn_trials
 from privacy.audit.evidence import gather
 from privacy.audit.selected import check_selection, plan_composition
 from privacy.ledger import iterate_ledger
@@ -124,6 +124,21 @@ def test_the_best_trial_carries_the_price_and_the_audit_derives_it(
         "are none of the recorded plans": one_round,
         "was selected, not this one": {"selected": {**record["selected"], "run_seed": 1}},
     }
+    assert "drawn again" in check.evidence
+    assert "one run cannot show" in check_selection(record, None, done.inputs).evidence
+    for words, wrong in {
+        "other trials are recorded": {"drawn": [*drawn["drawn"], {**drawn["drawn"][0]}]},
+        "not this run's": {},
+    }.items():
+        (out / "selection.json").write_text(json.dumps(drawn | wrong))
+        if not wrong:
+            other = next(path for path in out.glob("trial-*/summary.json") if path.parent != folder)
+            changed = read(other)
+            changed["selection"]["value"] = 2.0
+            other.write_text(json.dumps(changed))
+        (problem,) = choice_problems(folder) or [""]
+        assert words in problem
+        assert check_selection(record, None, done.inputs, [problem]).outcome == "failed"
     evidence = gather(iterate_ledger(folder / "ledger.jsonl"))
     for words, lie in lies.items():
         check = check_selection(record | lie, evidence, done.inputs)
