@@ -102,7 +102,7 @@ def rho_as_epsilon(patch: Patch) -> None:
         witness(epsilon)
         return epsilon
 
-    patch.setattr(accountant, "_rdp_epsilon", rdp_epsilon)
+    patch.setattr(accountant, "renyi_epsilon", rdp_epsilon)
     # Nothing that is computed here is to be remembered, nor anything else taken for it.
     patch.setattr(accountant, "_epsilon", accountant._epsilon.__wrapped__)
     patch.setattr(calibration, "compose_epsilon", accountant.compose_epsilon)
@@ -242,7 +242,7 @@ RECORD: tuple[Blind, ...] = (
     blind(
         "rho_as_epsilon",
         "a divergence is stated as epsilon",
-        "`_rdp_epsilon`",
+        "`renyi_epsilon`",
         "the price of delta is left out",
         "4.07, of a claim near 2",
         0.1,
