@@ -74,7 +74,7 @@ class RunAudit:
 
     @property
     def not_covered(self) -> list[str]:
-        """What is outside of the guarantee: as computed anew, or stated where that is not known."""
+        """Limits of the guarantee: as computed anew, or as stated where that is not known."""
         rebuilt = self.inputs.rebuilt
         own = None if isinstance(rebuilt, str) else rebuilt.statement
         return list((own or self.inputs.statement)["not_covered"])
