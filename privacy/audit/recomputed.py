@@ -18,6 +18,8 @@ rounding of its noise.
   of each mean update is off by A / root P, all in the directions of one drawn vector of signs, and
   what float32 holds. So momentum adds up what is off, and an adaptive optimizer's step of an
   element near zero may turn round.
+- Moments of the central optimizer in a checkpoint: four times as far as the same moves them, sums
+  of squares 64 times.
 - Cohort, counts, examples and steps: equal; of updates so near to the bound that rounding decides
   whether they are clipped, either will do.
 
@@ -108,6 +110,15 @@ class Allowed:
     def relative(self) -> float:
         """R."""
         return self.each * self.rounds + self.clients
+
+    def of_moment(self, name: str, own: Tensor) -> float:
+        """Distance that rounding may explain of a moment of the central optimizer, shape (P,)."""
+        if self.relative >= 1.0:
+            return math.inf
+        # Squares feel where an error lies: more, where it lies at the largest elements.
+        factor = 4.0 if name == "first" else 64.0
+        shift = getattr(self._disturbed, name) - own
+        return factor * float(shift.norm()) + 64.0 * ULP * float(own.norm())
 
     def begin(self) -> None:
         """Begin the next round."""

@@ -269,7 +269,7 @@ class _Work:
                 self._done.far = max(self._done.far, apart)
                 self._done.compared.append(number)
                 with restoring(self._run.checkpoints[number], {"trainer": {}}, {}):
-                    moments = list(other_moments(state.optimizer, trainer["optimizer"]))
+                    moments = list(other_moments(state.optimizer, trainer["optimizer"], allowed))
                 problems += [f"round {number}: {problem}" for problem in moments]
                 if not problems and number < stop:
                     rule, state = self._run.at(number)

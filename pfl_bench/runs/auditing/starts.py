@@ -30,6 +30,7 @@ from pfl_bench.types import (
 )
 from privacy.audit.errors import SkippedError
 from privacy.audit.inputs import as_number
+from privacy.audit.recomputed import Allowed
 from privacy.reference.central import Optimizer
 from privacy.reference.client import Learner, Trained
 from privacy.reference.cohort import SCHEMES
@@ -39,8 +40,6 @@ from privacy.reference.round import MECHANISMS, Rule, State
 
 # The least noise multiplier (but for 0) and simulated cohort: no powers of them are infinite.
 _LEAST = 1e-9
-# Of a moment's norm: far more than rounding makes of it, far less than noise is.
-_APART = 0.01
 
 
 class Starts:
@@ -266,13 +265,18 @@ def load_optimizer(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
         setattr(optimizer, name, found)
 
 
-def other_moments(optimizer: Optimizer, saved: Mapping[str, Any]) -> Iterator[str]:
+def other_moments(
+    optimizer: Optimizer, saved: Mapping[str, Any], allowed: Allowed
+) -> Iterator[str]:
     """Problems of saved moments that are not those of the reference after the same steps."""
     for name, found in _moments(saved):
         own = getattr(optimizer, name)
-        same = found.shape == own.shape and bool((found - own).norm() <= _APART * own.norm())
-        if not same and bool(own.norm().isfinite()):
-            yield f"the checkpoint has other {name} moments of the central optimizer"
+        apart = float((found - own).norm()) if found.shape == own.shape else float("inf")
+        if not apart <= allowed.of_moment(name, own) and bool(own.norm().isfinite()):
+            yield (
+                f"the checkpoint's {name} moments of the central optimizer are off by {apart:.3g}, "
+                f"where rounding explains {allowed.of_moment(name, own):.2g}"
+            )
 
 
 def _moments(saved: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
