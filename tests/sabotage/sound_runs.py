@@ -4,9 +4,10 @@
 
 Each run is of real code on the digits, with a mechanism, sampling scheme, engine, algorithm,
 central optimizer, number of workers, precision, accountant and seed that are drawn, and in one of
-three a convolutional network at a rate up to 0.5, which turns roundings into more; settings that
-the plan refuses are drawn again. It is audited by the defaults of ``pfl-bench audit``. A failed
-audit is a false alarm. Prints a table by mechanism; an interrupted call goes on where it was.
+three a convolutional network at a rate up to 0.5, which turns roundings into more. One in four has
+canaries, one in four attackers. Settings that the plan refuses are drawn again. It is audited by
+the defaults of ``pfl-bench audit``. A failed audit is a false alarm. Prints a table by mechanism;
+an interrupted call goes on where it was.
 """
 
 from __future__ import annotations
@@ -137,7 +138,10 @@ def drawn(
         changes["privacy__noise_cohort_size"] = None
     if mechanism["name"] == "privunit":
         changes |= {"privacy__noise_multiplier": float(one_of(0.25, 0.5, 1.0))}
-    return "private_federated", changes
+    canaries = {"kind": one_of("one_shot", "one_run", "worst_case"), "count": 8}
+    attack = {"kind": "label_flip", "corrupted_fraction": 0.2, "labels": "permutation"}
+    beside = one_of({}, {}, {"privacy__audit": canaries}, {"attack": {**attack, "boost": 3.0}})
+    return "private_federated", {**changes, **beside}
 
 
 def outcomes(seed: int, found: list[dict[str, Any]], store: Path) -> Iterator[dict[str, Any]]:
