@@ -232,9 +232,9 @@ def _epsilon(plans: Sequence[Composition], trials: Trials, delta: float) -> floa
         singles = [renyi_epsilon(part, delta, law) for part in parts if part]
         if len(plans) == 1:
             return singles[0]
-    accountants = [renyi_of(part) for part in parts]
-    orders = np.asarray(accountants[0].orders, dtype=np.float64)
-    divergences = np.max([_monotone(orders, one.rdp) for one in accountants], axis=0)
+    trial = [renyi_of(part) for part in parts]
+    orders = np.asarray(trial[0].orders, dtype=np.float64)
+    divergences = np.max([_monotone(orders, one.rdp) for one in trial], axis=0)
     selected = selected_divergences(orders, divergences, trials)
     # A grid never costs less than one of its points, whose bound may be the looser one.
     return max(float(rdp.compute_epsilon(orders, selected, delta)[0]), *singles)

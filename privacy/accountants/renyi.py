@@ -8,43 +8,52 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 # Error of one round's divergence: twice the largest that was measured, at sampling rates up to 0.9.
 _ROUNDING = 2e-15
 
 
+class Divergences(NamedTuple):
+    """Divergences at orders above 1."""
+
+    orders: Sequence[float]
+    rdp: NDArray[np.float64]  # shape (k,), as the orders
+
+
 def renyi_epsilon(
     parts: Sequence[tuple[Any, int]], delta: float, selected_of: tuple[float, float] | None = None
 ) -> float:
-    """Epsilon at delta of what ``renyi_of`` composes.
-
-    A divergence that rounding may have made of a larger one, or brought below 0, is raised to the
-    error of its rounds. dp-accounting would say epsilon 0 there, whatever delta is.
-    """
+    """Epsilon at delta of what ``renyi_of`` composes."""
     from dp_accounting import rdp
 
-    accountant = renyi_of(parts, selected_of)
-    least = _ROUNDING * sum(count for _, count in parts)
-    divergences = [max(float(divergence), least) for divergence in accountant.rdp]
-    return float(rdp.compute_epsilon(accountant.orders, divergences, delta)[0])
+    return float(rdp.compute_epsilon(*renyi_of(parts, selected_of), delta)[0])
 
 
 def renyi_of(
     parts: Sequence[tuple[Any, int]], selected_of: tuple[float, float] | None = None
-) -> Any:
-    """dp-accounting's Renyi accountant of events, and how often each is run.
+) -> Divergences:
+    """Renyi divergences, by dp-accounting, of events and how often each is run.
 
     They are events that ``check_composition`` lets pass for "rdp". ``selected_of`` is mean and
     shape of the number of times that all of it is run, where the best run alone is released; None
     for one run.
+
+    A divergence that rounding may have made of a larger one, or brought below 0, is raised to the
+    error of its rounds. dp-accounting would say epsilon 0 there, whatever delta is.
     """
+    import numpy as np
     from dp_accounting import dp_event, rdp
     from dp_accounting.privacy_accountant import NeighboringRelation
 
     relation = NeighboringRelation.ADD_OR_REMOVE_ONE
     if any(isinstance(event, dp_event.SampledWithoutReplacementDpEvent) for event, _ in parts):
         relation = NeighboringRelation.REPLACE_ONE
+    least = _ROUNDING * sum(count for _, count in parts)
     if selected_of is not None:
         run = dp_event.ComposedDpEvent([dp_event.SelfComposedDpEvent(*part) for part in parts])
         parts = [(dp_event.RepeatAndSelectDpEvent(run, *selected_of), 1)]
@@ -52,7 +61,7 @@ def renyi_of(
         accountant = rdp.RdpAccountant(neighboring_relation=relation)
         for event, count in parts:
             accountant.compose(event, count)
-        return accountant
+    return Divergences(accountant.orders, np.maximum(accountant.rdp, least))
 
 
 @contextmanager
