@@ -19,17 +19,14 @@ from privacy.amplification import Composition
 from privacy.audit.errors import IncompleteError
 from privacy.audit.inputs import as_number, json_equal
 from privacy.empirical.canary_options import CanaryOptions
+from privacy.empirical.canary_scores import step_bounds
 from privacy.empirical.f_dp import ComposedFamily
 from privacy.empirical.gaussian_dp import Normal, epsilon_of_mu
 from privacy.empirical.membership import NUM_KINDS, folds_of
 from privacy.empirical.one_run import Guesses, audit_scores, epsilon_lower_bound, guess_grid
+from privacy.empirical.one_run_scores import pooled_shift
 from privacy.empirical.one_shot import audit_final, audit_held_out
-from privacy.empirical.per_round import (
-    StepTrials,
-    epsilon_of_run,
-    mu_by_clopper_pearson,
-    mu_by_normal,
-)
+from privacy.empirical.per_round import StepTrials
 
 # Composition of so many rounds of the run at a noise multiplier.
 RunCompose = Callable[[float, int], Composition]
@@ -80,16 +77,8 @@ def _of_steps(
     trials = StepTrials(**recorded["trials"])
     if trials.num_in + trials.num_out != rounds * options.count:
         raise ValueError(f"its trials are not those of {options.count} canaries in {rounds} rounds")
-    is_normal = options.step_bound == "normal"
-    mu = (mu_by_normal if is_normal else mu_by_clopper_pearson)(trials, options.one_sided)
-    shift = trials.shift
-    return {
-        "method": f"per_round_{options.step_bound}",
-        "lower_bound": epsilon_of_run(mu, rounds, delta, compose) or 0.0,
-        "estimate": epsilon_of_run(max(shift or 0.0, 0.0), rounds, delta, compose),
-        "mu_lower_bound": mu if math.isfinite(mu) else None,
-        "mu_estimate": shift if shift is None or math.isfinite(shift) else None,
-    }
+    found = step_bounds(trials, options, rounds, delta, compose)
+    return found | {"lower_bound": found["lower_bound"] or 0.0}
 
 
 def _of_cosines(
@@ -107,14 +96,7 @@ def _of_cosines(
         ramp = np.arange(options.count, dtype=np.float64)
         held_out = null.mean + null.stddev * (ramp - ramp.mean()) / ramp.std(ddof=1)
         bound = audit_held_out(scores, held_out, delta, options.one_sided)
-    return {
-        "method": "one_shot",
-        "lower_bound": bound.epsilon,
-        "estimate": bound.estimate,
-        "mu_lower_bound": bound.mu,
-        "null_law": bound.null._asdict(),
-        "canary_law": bound.canary._asdict(),
-    }
+    return bound.to_json_dict()
 
 
 def _of_guesses(
@@ -138,7 +120,7 @@ def _of_guesses(
     is_plain = options.bound == "f_dp" and not is_known
     found = {
         "method": "one_run" if is_plain else f"one_run_{options.bound}",
-        "estimate": epsilon_of_mu(_shift(scores[included], scores[~included]), delta),
+        "estimate": epsilon_of_mu(pooled_shift(scores, included), delta),
         "lower_bound_any_mechanism": plain.epsilon,
         "guesses": best.guesses._asdict(),
         "num_correct": right,
@@ -146,15 +128,6 @@ def _of_guesses(
     }
     # The other two bounds rest on sums.
     return found | {"lower_bound": best.epsilon} if options.bound == "f_dp" else found
-
-
-def _shift(inside: _Array, outside: _Array) -> float:
-    """Difference of the means in pooled standard deviations; at least 0."""
-    if min(inside.size, outside.size) < 2:
-        return 0.0
-    squares = inside.var() * inside.size + outside.var() * outside.size
-    spread = math.sqrt(squares / (inside.size + outside.size - 2))
-    return max(0.0, float(inside.mean() - outside.mean()) / spread) if spread > 0.0 else 0.0
 
 
 def differing(stated: Mapping[str, Any], own: Mapping[str, Any], place: str) -> Iterator[str]:

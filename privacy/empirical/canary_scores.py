@@ -126,16 +126,7 @@ class OneShotScores(ArrayScores):
         else:
             rests_on.append("the null law is a normal one fitted to held-out directions")
             bound = audit_held_out(scores, held_out, delta, options.one_sided)
-        return {
-            "method": "one_shot",
-            "estimate": bound.estimate,
-            "lower_bound": bound.epsilon,
-            "mu_lower_bound": bound.mu,
-            "null_law": bound.null._asdict(),
-            "canary_law": bound.canary._asdict(),
-            "scores": scores.tolist(),
-            "rests_on": rests_on,
-        }
+        return {**bound.to_json_dict(), "scores": scores.tolist(), "rests_on": rests_on}
 
 
 class StepScores:
@@ -155,33 +146,21 @@ class StepScores:
 
     def result(self, rounds: int, delta: float, compose: Compose) -> dict[str, Any]:
         """The bound of a step, and of the run that is composed of such steps."""
-        trials, normal = self._trials, self._options.step_bound == "normal"
-        bound = mu_by_normal if normal else mu_by_clopper_pearson
-        mu = bound(trials, self._options.one_sided)
+        found = step_bounds(self._trials, self._options, rounds, delta, compose)
         rests_on = [
             COINS,
             "each round's noise is drawn anew and Gaussian; users are drawn as the sampler claims; "
             "rounds compose as the accountant says (a lower bound given this structure)",
         ]
-        if normal:
+        if self._options.step_bound == "normal":
             rests_on.append("the release along a canary is normal with one spread, in or out")
-        epsilon = epsilon_of_run(mu, rounds, delta, compose)
-        shift = trials.shift
-        estimate = epsilon_of_run(max(shift or 0.0, 0.0), rounds, delta, compose)
-        if epsilon is None:
+        if found["lower_bound"] is None:
+            found["lower_bound"] = 0.0
             rests_on.append(
                 "no lower bound can be composed for this mechanism and sampler, so it is 0; "
                 "mu_lower_bound is that of one step"
             )
-        return {
-            "method": f"per_round_{self._options.step_bound}",
-            "estimate": estimate,
-            "lower_bound": epsilon or 0.0,
-            "mu_lower_bound": mu if math.isfinite(mu) else None,
-            "mu_estimate": shift if shift is None or math.isfinite(shift) else None,
-            "trials": asdict(trials),
-            "rests_on": rests_on,
-        }
+        return {**found, "trials": asdict(self._trials), "rests_on": rests_on}
 
     def state_dict(self) -> dict[str, Any]:
         """The sums over trials."""
@@ -193,6 +172,21 @@ class StepScores:
         if set(state) != names:
             raise PrivacyError(f"the saved canaries have {sorted(state)}, not {sorted(names)}")
         self._trials = StepTrials(**state)
+
+
+def step_bounds(
+    trials: StepTrials, options: CanaryOptions, rounds: int, delta: float, compose: Compose
+) -> dict[str, Any]:
+    """Numbers of ``canaries.json`` that follow from trials; "lower_bound" None if none composes."""
+    bound = mu_by_normal if options.step_bound == "normal" else mu_by_clopper_pearson
+    mu, shift = bound(trials, options.one_sided), trials.shift
+    return {
+        "method": f"per_round_{options.step_bound}",
+        "estimate": epsilon_of_run(max(shift or 0.0, 0.0), rounds, delta, compose),
+        "lower_bound": epsilon_of_run(mu, rounds, delta, compose),
+        "mu_lower_bound": mu if math.isfinite(mu) else None,
+        "mu_estimate": shift if shift is None or math.isfinite(shift) else None,
+    }
 
 
 def nothing(rests_on: list[str]) -> dict[str, Any]:

@@ -91,7 +91,7 @@ class OneRunScores(ArrayScores):
             )
         found = {
             "method": method,
-            "estimate": epsilon_of_mu(_standardised(self._scores, included), delta),
+            "estimate": epsilon_of_mu(pooled_shift(self._scores, included), delta),
             "lower_bound": best.epsilon,
             "lower_bound_any_mechanism": plain.epsilon,
             "guesses": best.guesses._asdict(),
@@ -150,8 +150,8 @@ class OneRunScores(ArrayScores):
         self._matched = np.asarray(matched.numpy(), dtype=np.float64).copy()
 
 
-def _standardised(scores: Array, included: NDArray[np.bool_]) -> float:
-    """Difference of the means, in pooled standard deviations; at least 0."""
+def pooled_shift(scores: Array, included: NDArray[np.bool_]) -> float:
+    """Difference of the means of scores, shape (n,), in pooled standard deviations; at least 0."""
     inside, outside = scores[included], scores[~included]
     if min(inside.size, outside.size) < 2:
         return 0.0

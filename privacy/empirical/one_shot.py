@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +54,17 @@ class OneShotBound:
     mu: float
     null: Normal
     canary: Normal
+
+    def to_json_dict(self) -> dict[str, Any]:
+        """As ``canaries.json`` has it."""
+        return {
+            "method": "one_shot",
+            "estimate": self.estimate,
+            "lower_bound": self.epsilon,
+            "mu_lower_bound": self.mu,
+            "null_law": self.null._asdict(),
+            "canary_law": self.canary._asdict(),
+        }
 
 
 def audit_final(
