@@ -23,10 +23,15 @@ def ledger_begins(folder: Path) -> dict[str, Any]:
     return {"ledger": {"bytes": size, "sha256": ledger_digest(folder)}} if size else {}
 
 
-def ledger_digest(folder: Path) -> str:
-    """SHA-256 of a run's ledger in hexadecimal, empty without one: audits of others are stale."""
+def ledger_digest(folder: Path, size: int | None = None) -> str:
+    """SHA-256 of a run's ledger in hexadecimal, empty without one: audits of others are stale.
+
+    Of its first ``size`` bytes, or of all of them.
+    """
     path = folder / LEDGER_FILE
     if not path.is_file():
         return ""
     with path.open("rb") as file:
+        if size is not None:
+            return hashlib.sha256(file.read(size)).hexdigest()
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -5,13 +5,12 @@ A sum before its noise, once kept "to debug", leaves the machine with the folder
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from pfl_bench.config.schema import RunConfig
-from pfl_bench.runs.audit_file import LEDGER_FILE
+from pfl_bench.runs.audit_file import ledger_digest
 
 # Members of a checkpoint by those above; what stands under None is of a plug-in, or compared.
 _FEDERATED = {
@@ -82,14 +81,13 @@ def replaced_lines(folder: Path, resumptions: Any) -> Iterator[str]:
 
     A round that was released, and then again from other data or code, has the same noise twice.
     """
-    content = (folder / LEDGER_FILE).read_bytes() if (folder / LEDGER_FILE).is_file() else b""
     for resumption in resumptions if isinstance(resumptions, list) else ():
         recorded = resumption.get("ledger") if isinstance(resumption, Mapping) else None
         if not isinstance(recorded, Mapping):
             continue  # of an older version, or before the first round
         size = recorded.get("bytes")
-        begin = content[:size] if isinstance(size, int) and size >= 0 else b""
-        if len(begin) != size or hashlib.sha256(begin).hexdigest() != recorded.get("sha256"):
+        known = isinstance(size, int) and size >= 0
+        if not known or ledger_digest(folder, size) != recorded.get("sha256"):
             yield (
                 f"the ledger is not the one that the run was resumed with after "
                 f"{resumption.get('after')}: a recorded line was replaced"
