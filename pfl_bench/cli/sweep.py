@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
@@ -18,7 +18,6 @@ from pfl_bench.cli.sweep_results import Result, command_of, result_of, table_of
 from pfl_bench.config.bundled_rows import locate
 from pfl_bench.config.sweeps import Combination, LoadedSweep, load_sweep
 from pfl_bench.files import write_json
-from pfl_bench.metrics import lower_is_better
 from pfl_bench.runs.selection import (
     NOT_COVERED,
     adaptive_problem,
@@ -26,6 +25,7 @@ from pfl_bench.runs.selection import (
     composed_epsilons,
     covers,
     drawn_trials,
+    is_lower_better,
     record_choice,
 )
 from pfl_bench.types import ConfigError
@@ -135,7 +135,7 @@ def _run_proposed(sweep: LoadedSweep, arguments: argparse.Namespace, out: Path) 
             summaries = tuple(summary for _, summary in runs.values())
             code = replace(batch, summaries=summaries).exit_code()
         if len(results) == len(runs):
-            sign = 1 if _is_lower(sweep, summaries) else -1
+            sign = 1 if is_lower_better(sweep.metric, summaries) else -1
             proposals.tell([sign * results[point.slug].value for point in points])
     found = best_first(sweep, list(results.values()), summaries)
     return Ran(found, list(runs.values()), len(results) == len(runs), code)
@@ -145,17 +145,12 @@ def best_first(
     sweep: LoadedSweep, results: list[Result], summaries: Sequence[dict[str, Any] | None]
 ) -> list[Result]:
     """Sort the results of some runs, of which these are the summaries."""
-    worst = math.inf if _is_lower(sweep, summaries) else -math.inf
+    worst = math.inf if is_lower_better(sweep.metric, summaries) else -math.inf
     return sorted(
         results,
         key=lambda result: worst if math.isnan(result.value) else result.value,
         reverse=worst < 0,
     )
-
-
-def _is_lower(sweep: LoadedSweep, summaries: Iterable[dict[str, Any] | None]) -> bool:
-    summary = next(filter(None, summaries), {})
-    return lower_is_better(sweep.metric, summary.get("metric_directions"))
 
 
 def _choose(sweep: LoadedSweep, only: int | None) -> tuple[Combination, ...]:
@@ -240,7 +235,9 @@ def run_selection(sweep: LoadedSweep, arguments: argparse.Namespace, out: Path) 
     if not results:
         return batch.exit_code()
     run_many.save_table(out, table_of(sweep, results), arguments, str(arguments.sweep))
-    chosen = best_of([result.value for result in results], _is_lower(sweep, batch.summaries))
+    chosen = best_of(
+        [result.value for result in results], is_lower_better(sweep.metric, batch.summaries)
+    )
     if len(results) < len(trials):
         words = [f"{len(results)} of {len(trials)} trials are done: nothing is chosen before all."]
     elif chosen is None:

@@ -17,7 +17,7 @@ operator's, and outside: whoever publishes them pays for the composition of all 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -200,6 +200,12 @@ def best_of(values: Sequence[float], is_lower_better: bool) -> int | None:
     return None if np.isnan(scores).all() else int(np.nanargmax(scores))
 
 
+def is_lower_better(metric: str, summaries: Iterable[Mapping[str, Any] | None]) -> bool:
+    """Whether lower values of a metric are better, as runs say of which these are the summaries."""
+    summary = next(filter(None, summaries), {})
+    return lower_is_better(metric, summary.get("metric_directions"))
+
+
 def choice_problems(run_folder: Path) -> list[str] | None:
     """Differences of a selected run's sweep from what its seed draws and its scores choose.
 
@@ -218,13 +224,12 @@ def choice_problems(run_folder: Path) -> list[str] | None:
                 f"{out}: other trials are recorded than its seed draws ({len(record['drawn'])} "
                 f"recorded, {len(drawn)} drawn)"
             ]
-        values, is_lower = [], lower_is_better(name)
+        summaries = []
         for number in range(1, len(drawn) + 1):
             (folder,) = out.glob(f"trial-{number:03d},*")
-            summary = read_json(folder / "summary.json") or {}
-            is_lower = lower_is_better(name, summary.get("metric_directions"))
-            values.append(as_number(summary["selection"]["value"]))
-        chosen = best_of(values, is_lower)
+            summaries.append(read_json(folder / "summary.json") or {})
+        values = [as_number(summary["selection"]["value"]) for summary in summaries]
+        chosen = best_of(values, is_lower_better(name, summaries))
         if chosen is None or not run_folder.resolve().name.startswith(f"trial-{chosen + 1:03d},"):
             best = "none" if chosen is None else f"that of trial {chosen + 1}"
             return [f"{out}: the best {name} is {best}, not this run's"]
