@@ -105,15 +105,13 @@ class Starts:
 
     def _forged(self, update: Tensor, user: int, number: int) -> Tensor:
         """The update that a client sends on, shape (P,): its own, unless it attacks."""
-        split, config = self._parts.split, self.resolved.config
-        if not isinstance(split, CorruptedSplit) or user not in split.corrupted:
+        split, attack = self._parts.split, self.resolved.config.attack
+        if attack is None or number % attack.every:
             return update
-        assert config.attack is not None
-        assert config.federated is not None
-        if number % config.attack.every:
+        assert isinstance(split, CorruptedSplit)
+        if user not in split.corrupted:
             return update
-        factor = boost_of(config.attack, config.federated)
-        return split.poison.forge(update, user, number) * factor
+        return split.poison.forge(update, user, number) * boost_of(attack, self._parts.options)
 
     def _devices_of(self, parts: FederatedParts) -> Devices | None:
         """Devices as the run began with them; None where users are drawn."""
