@@ -293,8 +293,12 @@ def _pld_interval(rdp_epsilon: float) -> float:
 
 
 def _least_interval(parts: Sequence[tuple[Any, int]]) -> float:
-    """Keep the grid of one Gaussian's losses, up to 1 / (2 z^2) + 10 / z, within the memory."""
-    plain = [_kind_of(event)[1] for event, _ in parts if "gaussian" in _kind_of(event)[0]]
+    """Keep the grid of one Gaussian's losses, up to 1 / (2 z^2) + 10 / z, within the memory.
+
+    Of a cohort that is cut at a cap, the larger one: that of a full cohort, of half the multiplier.
+    """
+    inner = [_kind_of(_rough(event)) for event, _ in parts]
+    plain = [event for kind, event in inner if "gaussian" in kind]
     noises = [event.noise_multiplier for event in plain]
     return max((0.5 / noise**2 + 10.0 / noise for noise in noises), default=0.0) / _PLD_LARGEST_GRID
 

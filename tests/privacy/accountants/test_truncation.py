@@ -10,7 +10,7 @@ import pytest
 from dp_accounting import pld
 from scipy import integrate, stats
 
-from privacy.accountant import compute_epsilon
+from privacy.accountant import _PLD_LARGEST_GRID, _least_interval, compute_epsilon
 from privacy.accountants.truncation import crowding, truncated_pld, untruncated
 from privacy.amplification import Participation, sampled_gaussian
 from privacy.calibration import calibrate_noise_multiplier
@@ -137,3 +137,11 @@ def test_other_noise_is_refused() -> None:
 
     with pytest.raises(PlanError, match="Gaussian noise alone"):
         users_of(100, 10).sampled(dp_event.LaplaceDpEvent(1.0))
+
+
+@pytest.mark.parametrize("noise", [0.05, 0.1, 0.3])
+def test_the_grid_of_a_full_cohort_is_within_the_memory(noise: float) -> None:
+    event = sampled_gaussian(users_of(1_000_000, 1), noise, 1).event
+    # Largest loss of a Gaussian of half the multiplier.
+    points = (2.0 / noise**2 + 20.0 / noise) / _least_interval([(event, 1)])
+    assert points == pytest.approx(_PLD_LARGEST_GRID)
