@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple, cast
@@ -12,6 +11,7 @@ from pydantic import Field
 
 from pfl_bench.data import parse_json, regular
 from pfl_bench.types import DataError
+from tasks.common.damage import reading
 from tasks.common.description import StoreDescription
 from tasks.common.fedscale.layout import FOLDER, find_mappings, published_as, read_mapping
 from tasks.common.forms import Form, choose_form
@@ -62,16 +62,10 @@ def read_fedscale(source: Path) -> Iterator[Review]:
 def read_json(path: Path) -> Iterator[Review]:
     """Read a file of the publisher's, a line at a time; blank lines are passed over."""
     number = 0
-    try:
-        with _open(path) as file:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    yield _review(line, f"{path}, line {number}")
-    except (EOFError, zlib.error, OSError) as error:
-        raise DataError(
-            f"{path}, after line {number}: cannot be read ({error}); the file is cut or damaged: "
-            "copy it again"
-        ) from error
+    with reading(path, what=lambda: f"cannot be read after line {number}"), _open(path) as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                yield _review(line, f"{path}, line {number}")
 
 
 def _open(path: Path) -> IO[bytes]:

@@ -9,6 +9,7 @@ from typing import Self
 
 from pfl_bench.data import regular
 from pfl_bench.types import DataError
+from tasks.common.damage import reading
 from tasks.common.vision.pictures import PictureError, opened, read_to_end
 
 FOLDER, ARCHIVE = "img_align_celeba", "img_align_celeba.zip"
@@ -38,13 +39,8 @@ class ImageSource:
             self.path = inner if inner.is_dir() else folder
         elif archive is not None:
             self.path = archive
-            try:
+            with reading(archive):
                 self._zip = zipfile.ZipFile(regular(archive))
-            except (zipfile.BadZipFile, OSError) as error:
-                raise DataError(
-                    f"{archive} cannot be read as a zip ({error}); it is cut short or damaged: "
-                    "copy it again"
-                ) from error
             self._members = {
                 name.rpartition("/")[2]: name
                 for name in self._zip.namelist()

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfl_bench.types import DataError
+from tasks.common.damage import reading
 from tasks.common.leaf.json_files import LeafUser, find_files, read_splits
 
 LABEL = "Smiling"
@@ -144,17 +145,14 @@ def read_identities(path: Path) -> dict[str, str]:
 def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Numbers and words of the lines that are not empty."""
     number = 0
-    try:
-        with path.open(encoding="ascii") as file:
-            for number, line in enumerate(file, 1):
-                words = line.split()
-                if words:
-                    yield number, words
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{path}, after line {number}: not plain text ({error.reason}); give the file as "
-            "published"
-        ) from error
+    with (
+        reading(path, what=lambda: f"cannot be read after line {number}"),
+        path.open(encoding="ascii") as file,
+    ):
+        for number, line in enumerate(file, 1):
+            words = line.split()
+            if words:
+                yield number, words
 
 
 def _is_number(word: str) -> bool:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 import tarfile
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from lzma import LZMAError
 from pathlib import Path
 from typing import IO
 
@@ -16,6 +14,7 @@ from numpy.typing import NDArray
 
 from pfl_bench.data import regular
 from pfl_bench.types import DataError
+from tasks.common.damage import reading
 from tasks.common.forms import Form
 from tasks.common.images.store import Images
 from tasks.common.progress import Progress
@@ -107,15 +106,12 @@ def _read_archive(path: Path) -> dict[str, bytes]:
 @contextmanager
 def _open_tar(path: Path) -> Iterator[Iterator[tuple[str, IO[bytes]]]]:
     """Names and content of a tar's files, streamed; nothing is unpacked to the disk."""
-    try:
-        with tarfile.open(regular(path), "r|*") as tar:
-            yield (
-                (member.name, file)
-                for member in tar
-                if member.isfile() and (file := tar.extractfile(member)) is not None
-            )
-    except (tarfile.TarError, OSError, EOFError, zlib.error, LZMAError) as error:
-        raise DataError(f"{path}: cannot be read as an archive ({error}); get it anew") from error
+    with reading(path), tarfile.open(regular(path), "r|*") as tar:
+        yield (
+            (member.name, file)
+            for member in tar
+            if member.isfile() and (file := tar.extractfile(member)) is not None
+        )
 
 
 def read_jpegs(source: Path, progress: Progress) -> dict[str, Images]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import struct
-import zlib
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfl_bench.types import DataError, RemoteFile
+from tasks.common.damage import reading
 from tasks.common.images.store import Images
 
 # Third byte of the file: type of the values, which are big-endian.
@@ -69,7 +69,7 @@ def read_idx(path: Path, type_code: int, shape: tuple[int, ...]) -> NDArray[Any]
     """
     header_size = 4 + 4 * len(shape)
     size = prod(shape) * np.dtype(DTYPES[type_code]).itemsize
-    try:
+    with reading(path):
         with path.open("rb") as raw:
             packed = raw.read(2) == b"\x1f\x8b"
         with gzip.open(path, "rb") if packed else path.open("rb") as stream:
@@ -89,8 +89,6 @@ def read_idx(path: Path, type_code: int, shape: tuple[int, ...]) -> NDArray[Any]
                     f"{path}: has the shape {found}, but the published file has {shape}"
                 )
             body = stream.read(size + 1)
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path}: cannot be read ({error}); get the file anew") from error
     if len(body) != size:
         state = "goes on after" if len(body) > size else f"is cut at {len(body)} of"
         raise DataError(f"{path}: {state} the {size} bytes of values; get the file anew")

@@ -1,4 +1,4 @@
-"""Parquet files of a folder, and what is wrong with them said."""
+"""Parquet files of a folder."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pfl_bench.data import regular
-
-
-class DamagedInputError(Exception):
-    """An input cannot be read to its end; the others may be."""
+from tasks.common.damage import reading
 
 
 def find_parquet(source: Path) -> list[Path]:
@@ -21,12 +18,12 @@ def find_parquet(source: Path) -> list[Path]:
 
 @contextmanager
 def open_parquet(path: Path) -> Iterator[Any]:
-    """Open a ``pyarrow.parquet.ParquetFile``; what Arrow raises is a ``DamagedInputError``."""
+    """Open a ``pyarrow.parquet.ParquetFile``; damage is a ``DamagedInputError``."""
     import pyarrow
     from pyarrow.parquet import ParquetFile
 
-    try:
-        with ParquetFile(regular(path), buffer_size=1 << 20, pre_buffer=False) as file:
-            yield file
-    except (pyarrow.ArrowException, OSError) as error:
-        raise DamagedInputError(" ".join(str(error).split())[:200]) from error
+    with (
+        reading(path, pyarrow.ArrowException),
+        ParquetFile(regular(path), buffer_size=1 << 20, pre_buffer=False) as file,
+    ):
+        yield file

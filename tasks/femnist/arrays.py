@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfl_bench.types import DataError, SplitBy
+from tasks.common.damage import open_hdf5
 from tasks.common.idx import (
     CLASS_COLUMN,
     NUM_ROWS,
@@ -148,26 +149,21 @@ def _read_file(
     import h5py
 
     largest = 0.0
-    try:
-        with h5py.File(path, "r") as file:
-            writers = file.get("examples")
-            if not isinstance(writers, h5py.Group) or not len(writers):
-                raise DataError(
-                    f"{path}: has no group 'examples' with writers in it (it has "
-                    f"{sorted(file)[:5]}); this is not a file of TensorFlow Federated"
-                )
-            for done, (writer, group) in enumerate(writers.items(), start=1):
-                pixels, values = _arrays(group, f"{path}, user {writer!r}")
-                images, error = to_bytes(pixels, f"{path}, user {writer!r}")
-                labels = to_labels(values, num_classes, f"{path}, user {writer!r}")
-                gathering.append(split, writer, inputs=images, targets=labels)
-                largest = max(largest, error)
-                progress(f"reading {path.name} (writers)", done, len(writers))
-    except (OSError, RuntimeError, KeyError) as error:  # how HDF5 reports a damaged file
-        raise DataError(
-            f"{path}: not a readable HDF5 file ({error}); it is damaged, cut or packed: get it "
-            "anew, and unpack it"
-        ) from error
+    with open_hdf5(path) as file:
+        writers = file.get("examples")
+        if not isinstance(writers, h5py.Group) or not len(writers):
+            raise DataError(
+                f"{path}: has no group 'examples' with writers in it (it has "
+                f"{sorted(file)[:5]}); this is not a file of TensorFlow Federated"
+            )
+        for done, (writer, group) in enumerate(writers.items(), start=1):
+            where = f"{path}, user {writer!r}"
+            pixels, values = _arrays(group, where)
+            images, error = to_bytes(pixels, where)
+            labels = to_labels(values, num_classes, where)
+            gathering.append(split, writer, inputs=images, targets=labels)
+            largest = max(largest, error)
+            progress(f"reading {path.name} (writers)", done, len(writers))
     return largest
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from pfl_bench.data import regular
 from pfl_bench.types import DataError
+from tasks.common.damage import reading
 from tasks.common.fedscale.layout import FOLDER
 from tasks.common.leaf.gathering import Gathering
 from tasks.common.leaf.plan import UNSPLIT
@@ -140,10 +141,8 @@ def _classes_by_digest(by_class: Path, progress: Progress) -> tuple[dict[bytes, 
             )
         for hsf in _hsf_folders(folder):
             for path in _images(hsf):
-                try:
+                with reading(path):
                     digest = _digest(regular(path).read_bytes())
-                except OSError as error:
-                    raise DataError(f"{path}: cannot be read ({error.strerror})") from error
                 if classes.setdefault(digest, label) != label:
                     classes[digest] = AMBIGUOUS
                 done += 1

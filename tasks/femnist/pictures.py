@@ -41,7 +41,7 @@ from tasks.common.fedscale.streaming import (
 from tasks.common.fedscale.survey import Labels
 from tasks.common.leaf.gathering import Gathering
 from tasks.common.leaf.json_files import UNSPLIT
-from tasks.common.parquet import DamagedInputError, find_parquet, open_parquet
+from tasks.common.parquet import find_parquet, open_parquet
 from tasks.common.progress import Progress
 from tasks.common.vision.pictures import PictureError, opened
 from tasks.femnist.forms import CODES, MIDDLE_GREY, NUM_CHARACTERS, SIDE, Form, Reading
@@ -176,22 +176,17 @@ def _refuse_splits(source: Path, paths: list[Path]) -> None:
 def _batches(path: Path) -> Iterator[tuple[int, dict[str, list[Any]]]]:
     """Rows of a file, some at a time: the number of the first, from 1, and the columns."""
     row = 1
-    try:
-        with open_parquet(path) as file:
-            there = file.schema_arrow.names
-            missing = [name for name in COLUMNS if name not in there]
-            if missing:
-                raise DataError(
-                    f"{path}: has no column {missing[0]!r}; it has {', '.join(there)}. The files "
-                    f"of flwrlabs/femnist have {', '.join(COLUMNS)} (and hsf_id)"
-                )
-            for batch in file.iter_batches(ROWS_AT_ONCE, columns=COLUMNS, use_threads=False):
-                yield row, batch.to_pydict()
-                row += batch.num_rows
-    except DamagedInputError as error:
-        raise DataError(
-            f"{path}: cannot be read ({error}); the file is damaged or cut: get it anew"
-        ) from error
+    with open_parquet(path) as file:
+        there = file.schema_arrow.names
+        missing = [name for name in COLUMNS if name not in there]
+        if missing:
+            raise DataError(
+                f"{path}: has no column {missing[0]!r}; it has {', '.join(there)}. The files "
+                f"of flwrlabs/femnist have {', '.join(COLUMNS)} (and hsf_id)"
+            )
+        for batch in file.iter_batches(ROWS_AT_ONCE, columns=COLUMNS, use_threads=False):
+            yield row, batch.to_pydict()
+            row += batch.num_rows
 
 
 def _pictures(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pfl_bench.types import DataError
+from tasks.common.damage import reading
 
 RELATIONSHIP = "label_relationship.txt"
 UNKNOWN = -1
@@ -51,10 +52,8 @@ def read_relationship(path: Path) -> Relationship:
     only names the columns, are passed over.
     """
     pairs: dict[str, list[str]] = {}
-    try:
+    with reading(path):
         lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read as text ({error}); get the file anew") from error
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue

@@ -18,6 +18,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from pfl_bench.types import ConfigError, DataFacts, did_you_mean
+from tasks.common.damage import reason
 from tasks.common.options import StrictOptions
 from tasks.common.vision.normalization import (
     FrozenStatisticsNorm,
@@ -313,10 +314,9 @@ def _called_layers(module: nn.Module, name: str, facts: DataFacts) -> frozenset[
         with torch.no_grad():
             torch.func.functional_call(module, shadows, (image,))
     except (RuntimeError, AssertionError, ValueError) as error:
-        reason = " ".join(str(error).split())
         raise ConfigError(
             f"model.name: '{name}' does not take images of shape {tuple(facts.input_shape)}: "
-            f"{reason[:200]}; change task.crop (torchvision's networks are made for 224), or "
+            f"{reason(error)}; change task.crop (torchvision's networks are made for 224), or "
             "choose another network"
         ) from error
     finally:

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from pfl_bench.types import DataError
-from tasks.common.parquet import DamagedInputError, find_parquet, open_parquet
+from tasks.common.parquet import find_parquet, open_parquet
 from tasks.common.progress import Progress
 from tasks.flair.catalogue import FIELDS, Catalogue
 from tasks.flair.labels import relationship_of
@@ -41,12 +41,7 @@ def read_entries(source: Path, progress: Progress) -> Catalogue:
     paths = find_parquet(source)
     for done, path in enumerate(paths):
         progress("reading parquet labels (files)", done, len(paths))
-        try:
-            _read_file(path, catalogue)
-        except DamagedInputError as error:
-            raise DataError(
-                f"{path}: cannot be read ({error}); the file is damaged or cut: get it anew"
-            ) from error
+        _read_file(path, catalogue)
     progress("reading parquet labels (files)", len(paths), len(paths))
     return catalogue
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 
 from pfl_bench.data import FORMAT, parse_json
 from pfl_bench.types import DataError
+from tasks.common.damage import open_hdf5
 from tasks.common.progress import Progress
 from tasks.common.threads import num_workers
 from tasks.flair.catalogue import Catalogue
@@ -56,7 +56,7 @@ def read_entries(source: Path, progress: Progress) -> Catalogue:
     """Read users, image ids and labels; the relationship file, if it lies in ``source``."""
     path = _the_file(source)
     catalogue = Catalogue(relationship_of(source), str(path))
-    with _opened(path) as file:
+    with open_hdf5(path) as file:
         names = {level: _label_names(file, level, path) for level in LEVELS}
         for split in _splits(file):
             users = sorted(file[split])
@@ -170,7 +170,7 @@ def _texts(dataset: Any, where: str) -> list[str]:
 def _inputs(job: Job) -> Iterator[Input]:
     """Some users at a time, so that little is encoded again after an interruption."""
     path = _the_file(job.source)
-    with _opened(path) as file:
+    with open_hdf5(path) as file:
         for split in _splits(file):
             users = sorted(file[split])
             for first in range(0, len(users), USERS_A_PART):
@@ -186,7 +186,7 @@ def _images(
     path: Path, split: str, users: list[str], job: Job, place: tuple[int, int]
 ) -> Iterator[RawImage]:
     first, total = place
-    with _opened(path) as file, ThreadPoolExecutor(max_workers=num_workers()) as threads:
+    with open_hdf5(path) as file, ThreadPoolExecutor(max_workers=num_workers()) as threads:
         for done, user in enumerate(users, start=first):
             job.progress(f"encoding pixels of {split} (users)", done, total)
             group = file[split][user]
@@ -227,20 +227,6 @@ def encode(pixels: NDArray[np.uint8], pixels_as: Literal["png", "jpeg"]) -> byte
     else:
         image.save(file, "JPEG", quality=JPEG_QUALITY, subsampling=0)
     return file.getvalue()
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[Any]:
-    """Open a file; what HDF5 raises about it becomes a DataError."""
-    import h5py
-
-    try:
-        with h5py.File(path, "r") as file:
-            yield file
-    except (OSError, RuntimeError, KeyError, UnicodeDecodeError) as error:
-        raise DataError(
-            f"{path}: cannot be read ({error}); the file is damaged or cut: make it anew"
-        ) from error
 
 
 FORM = Form(

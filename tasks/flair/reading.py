@@ -14,8 +14,7 @@ import numpy as np
 
 from pfl_bench.types import DataError
 from tasks.common import forms
-from tasks.common.leaf.json_files import json_reason
-from tasks.common.parquet import DamagedInputError
+from tasks.common.damage import DamagedInputError, open_json, reading
 from tasks.common.progress import Progress
 from tasks.flair.catalogue import Catalogue
 from tasks.flair.labels import RELATIONSHIP, read_relationship
@@ -111,10 +110,8 @@ class ImageTable:
         if suffixes:
             path = blob / f"{self._ids[entry]}{suffixes[start]}"
             changed = f"{path}: changed while the store was prepared; run the command again"
-            try:
+            with reading(path, mend="it could be read before"):
                 data = path.read_bytes()
-            except OSError as error:
-                raise DataError(f"{path}: cannot be read any more ({error.strerror})") from error
         else:
             changed = (
                 f"{blob}: temporary data are damaged; remove the folder {blob.parent} and start "
@@ -190,7 +187,7 @@ def read_all(job: Job, inputs: Sequence[Input]) -> ImageTable:
                 )
             table.take(part)
         except DamagedInputError as error:
-            damaged.append(f"\n  - {each.name}: {error}")
+            damaged.append(f"\n  - {error}")
     if damaged:
         raise DataError(
             f"{job.source}: {len(damaged)} of {len(inputs)} inputs are damaged:{''.join(damaged)}\n"
@@ -223,8 +220,8 @@ def read_metadata(source: Path, progress: Progress) -> Catalogue:
 def _read_entries(path: Path, catalogue: Catalogue, progress: Progress) -> None:
     import ijson
 
-    total = path.stat().st_size
-    with path.open("rb") as stream:
+    total, number = path.stat().st_size, 0
+    with open_json(path, lambda: f" after entry {number}") as stream:
         first = stream.read(64).lstrip()[:1]
         if first != b"[":
             raise DataError(
@@ -232,16 +229,8 @@ def _read_entries(path: Path, catalogue: Catalogue, progress: Progress) -> None:
                 "file anew"
             )
         stream.seek(0)
-        number = 0
-        try:
-            for number, entry in enumerate(ijson.items(stream, "item", use_float=True), start=1):
-                catalogue.add(entry, f"{path}, entry {number}")
-                if number % PROGRESS_EVERY == 0:
-                    progress(f"reading {METADATA} (bytes)", stream.tell(), total)
-        except (ijson.JSONError, UnicodeDecodeError, OverflowError) as error:
-            raise DataError(
-                f"{path}: not valid JSON after entry {number}, at or shortly before byte "
-                f"{stream.tell()} of {total} ({json_reason(error)}); the file is damaged or cut: "
-                "get it anew"
-            ) from error
+        for number, entry in enumerate(ijson.items(stream, "item", use_float=True), start=1):
+            catalogue.add(entry, f"{path}, entry {number}")
+            if number % PROGRESS_EVERY == 0:
+                progress(f"reading {METADATA} (bytes)", stream.tell(), total)
         progress(f"reading {METADATA} (bytes)", total, total)

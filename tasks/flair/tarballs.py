@@ -5,13 +5,12 @@ from __future__ import annotations
 import gzip
 import os
 import tarfile
-import zlib
 from collections.abc import Iterator
 from functools import partial
 from itertools import accumulate
 from pathlib import Path, PurePosixPath
 
-from tasks.common.parquet import DamagedInputError
+from tasks.common.damage import reading
 from tasks.flair.published import NUM_TARBALLS
 from tasks.flair.reading import Form, Input, Job, fingerprint_of, read_metadata
 from tasks.flair.spool import MAX_IMAGE_BYTES, NO_IMAGE, Finding, RawImage, too_large
@@ -87,26 +86,24 @@ def _members(path: Path, job: Job, before: int, total: int) -> Iterator[RawImage
     The decompressor is Python's gzip and not tarfile's own, which leaves the checksum at the
     end unread.
     """
-    try:
-        with (
-            path.open("rb") as raw,
-            raw if path.suffix == ".tar" else gzip.GzipFile(fileobj=raw) as stream,
-        ):
-            with tarfile.open(fileobj=stream, mode="r|") as archive:
-                number = 0
-                for number, member in enumerate(iter(archive.next, None), start=1):
-                    archive.members = []  # type: ignore[attr-defined]  # it would keep them all
-                    image = _image(archive, member)
-                    if image is not None:
-                        yield image
-                    if number % PROGRESS_EVERY == 1:
-                        job.progress("reading tarballs (bytes)", before + raw.tell(), total)
-                if number == 0:  # a file of zeros passes for an archive
-                    raise DamagedInputError("is an archive of nothing")
-            while stream.read(CHUNK_BYTES):
-                pass
-    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
-        raise DamagedInputError(f"{error} ({path.stat().st_size} bytes are there)") from error
+    with (
+        reading(path, what=lambda: f"cannot be read; it has {path.stat().st_size} bytes"),
+        path.open("rb") as raw,
+        raw if path.suffix == ".tar" else gzip.GzipFile(fileobj=raw) as stream,
+    ):
+        with tarfile.open(fileobj=stream, mode="r|") as archive:
+            number = 0
+            for number, member in enumerate(iter(archive.next, None), start=1):
+                archive.members = []  # type: ignore[attr-defined]  # it would keep them all
+                image = _image(archive, member)
+                if image is not None:
+                    yield image
+                if number % PROGRESS_EVERY == 1:
+                    job.progress("reading tarballs (bytes)", before + raw.tell(), total)
+            if number == 0:  # a file of zeros passes for an archive
+                raise EOFError("an archive of nothing")
+        while stream.read(CHUNK_BYTES):
+            pass
 
 
 def _image(archive: tarfile.TarFile, member: tarfile.TarInfo) -> RawImage | None:

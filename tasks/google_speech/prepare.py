@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import tarfile
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from pfl_bench.data import FieldSpec, regular
 from pfl_bench.types import DataError, RemoteFile
+from tasks.common.damage import reading
 from tasks.common.fedscale.client_data_map import find_map, open_map
 from tasks.common.fedscale.layout import FOLDER
 from tasks.common.fedscale.streaming import (
@@ -42,6 +42,7 @@ FILES = (
         digest="sha256:af14739ee7dc311471de98f5f9d2c9191b18aedfe957f4a6ff791c709868ff58",
     ),
 )
+_MEND = "`pfl-bench data download google_speech` fetches it whole and checks it"
 _LISTS = {"validation_list.txt": "val", "testing_list.txt": "test"}
 # WORD/SPEAKER_nohash_NUMBER.wav
 _CLIP = re.compile(r"(?P<word>[a-z]+)/(?P<speaker>[0-9a-f]+)_nohash_\d+\.wav")
@@ -121,18 +122,12 @@ def _files(source: Path) -> Iterator[tuple[str, bytes | Path]]:
             for path in sorted(folder.iterdir()):
                 yield f"{folder.name}/{path.name}", path
         return
-    try:
-        # As a stream: going back in a compressed file would mean to unpack it anew.
-        with tarfile.open(archive, "r|gz") as tar:
-            for member in tar:
-                file = tar.extractfile(member) if member.isfile() else None
-                if file is not None:
-                    yield member.name.removeprefix("./"), file.read()
-    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
-        raise DataError(
-            f"{archive} cannot be read ({error}); it is cut short or damaged: `pfl-bench data "
-            "download google_speech` fetches and checks it"
-        ) from error
+    # As a stream: going back in a compressed file would mean to unpack it anew.
+    with reading(archive, mend=_MEND), tarfile.open(archive, "r|gz") as tar:
+        for member in tar:
+            file = tar.extractfile(member) if member.isfile() else None
+            if file is not None:
+                yield member.name.removeprefix("./"), file.read()
 
 
 # Source: Lai et al. 2022 (FedScale), table 5; Warden 2018 counts 105,829 clips of 2,618 speakers.

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from pfl_bench.types import ConfigError, DataError
+from tasks.common.damage import reason
 from tasks.common.options import StrictOptions
 from tasks.common.text.transformers_package import import_transformers
 from tasks.common.text.words import PAD_ID, SPECIAL, split_words
@@ -44,10 +45,9 @@ class Tokens:
             contents = [[path.name, hashlib.sha256(path.read_bytes()).digest()] for path in files]
         # What a damaged file raises is the choice of whichever library reads it.
         except Exception as error:
-            reason = " ".join(str(error).split())[:200]
             raise DataError(
-                f"tokenizer={name}: cannot be loaded ({reason}); nothing is downloaded: name a "
-                "folder with a tokenizer's files, or get them by `hf download NAME`"
+                f"tokenizer={name}: cannot be loaded ({reason(error)}); nothing is downloaded: "
+                "name a folder with a tokenizer's files, or get them by `hf download NAME`"
             ) from error
         if self._tokenizer.pad_token_id is None:
             raise DataError(

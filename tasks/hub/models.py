@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from pfl_bench.types import ConfigError, DataError, DataFacts, UserInputError, did_you_mean
 from tasks.common import dense
+from tasks.common.damage import reason
 from tasks.common.images import models as images
 from tasks.common.text import models as text
 from tasks.common.text.transformers_package import import_transformers
@@ -94,7 +95,7 @@ def build_classifier(
     # What does not go together is refused by whichever library notices.
     except Exception as error:
         raise ConfigError(
-            f"model.{origin} cannot be used: {' '.join(str(error).split())[:300]}; the data have "
+            f"model.{origin} cannot be used: {reason(error, 300)}; the data have "
             f"texts of {length} tokens of {size}, as they were prepared by tokenizer and max_words"
         ) from error
     return classifier.train()
@@ -238,7 +239,7 @@ def build(options: Options, facts: DataFacts) -> nn.Module:
     except RuntimeError as error:
         raise ConfigError(
             f"model.name: {name} does not take images of shape {facts.input_shape}: "
-            f"{' '.join(str(error).split())[:200]}; prepare the data with another size=N, such as "
+            f"{reason(error)}; prepare the data with another size=N, such as "
             "32, or take another model"
         ) from None
     return module

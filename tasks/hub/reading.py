@@ -13,6 +13,7 @@ from typing import Any
 
 from pfl_bench.data import regular
 from pfl_bench.types import ConfigError, DataError, did_you_mean
+from tasks.common.damage import reading
 
 ROWS_AT_ONCE = 512
 ENDINGS = (".parquet", ".csv", ".jsonl")
@@ -118,7 +119,7 @@ def _batches(path: Path, columns: list[str]) -> Iterator[tuple[int, Any, Any]]:
 
     texts = csv.ParseOptions(newlines_in_values=True)
     formats = {".csv": dataset.CsvFileFormat(texts), ".jsonl": "json"}
-    try:
+    with reading(path, pyarrow.ArrowException):
         file = dataset.dataset(regular(path), format=formats.get(path.suffix.lower(), "parquet"))
         there = file.schema.names
         for column in columns:
@@ -136,11 +137,6 @@ def _batches(path: Path, columns: list[str]) -> Iterator[tuple[int, Any, Any]]:
             if batch.num_rows:
                 yield first, file.schema, batch
             first += batch.num_rows
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise DataError(
-            f"{path}: cannot be read ({' '.join(str(error).split())[:200]}); the file is damaged "
-            "or cut: get it anew"
-        ) from error
 
 
 def _kind(path: Path, schema: Any, use: str, column: str) -> str:

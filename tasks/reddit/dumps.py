@@ -6,7 +6,6 @@ import bz2
 import gzip
 import json
 import lzma
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import IO, Any
 
 from pfl_bench.data import parse_json, regular
 from pfl_bench.types import DataError
+from tasks.common.damage import reading
 from tasks.common.leaf.json_files import find_files
 
 SUFFIXES = (".json", ".jsonl", ".ndjson")
@@ -135,7 +135,7 @@ def _lines(path: Path, file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
     """Lines that are not empty, with their numbers from 1."""
     number = held = 0
     pieces: list[bytes] = []  # of the line that has no end yet
-    try:
+    with reading(path, what=lambda: f"cannot be read after line {number}"):
         for chunk in _content(path, file):
             *lines, rest = chunk.split(b"\n")
             if lines:
@@ -152,10 +152,6 @@ def _lines(path: Path, file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
                     f"{path}, line {number + 1}: longer than {_LONGEST_LINE >> 20} MiB, so no "
                     f"comment. Looked for: {LOOKED_FOR}"
                 )
-    except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
-        raise DataError(
-            f"{path}: cut or damaged somewhere after line {number} ({error}); get it anew"
-        ) from error
     rest = b"".join(pieces)
     if rest.strip():
         yield number + 1, rest

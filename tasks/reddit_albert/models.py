@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from pfl_bench.data import parse_json
 from pfl_bench.types import ConfigError, DataError, DataFacts
+from tasks.common.damage import reason
 from tasks.common.options import StrictOptions, check_inputs
 from tasks.common.text.transformers_package import import_transformers
 from tasks.reddit_albert.masking import HIDDEN
@@ -53,8 +54,7 @@ def load_albert(folder: Path, vocabulary_size: int) -> nn.Module:
         )
     # What a damaged file raises is the choice of whichever library reads it.
     except Exception as error:
-        reason = " ".join(str(error).split())[:200]
-        raise DataError(f"model.weights: {folder} cannot be loaded ({reason})") from error
+        raise DataError(f"model.weights: {folder} cannot be loaded ({reason(error)})") from error
     lacking = sorted(info["missing_keys"]) + sorted(str(k) for k in info["mismatched_keys"])
     if lacking:
         raise DataError(

@@ -13,6 +13,7 @@ from pydantic import Field
 
 from pfl_bench.data import FieldSpec, regular
 from pfl_bench.types import ConfigError, DataError
+from tasks.common.damage import reading, reason
 from tasks.common.description import StoreDescription
 from tasks.common.fedscale.layout import SPELLINGS, published_as
 from tasks.common.generated import GENERATED_FACTS, GENERATED_MARK, is_generated
@@ -75,8 +76,7 @@ class Pieces:
             )
         # What a damaged file raises is the choice of whichever library reads it.
         except Exception as error:
-            reason = " ".join(str(error).split())[:200]
-            raise DataError(f"tokenizer={folder}: cannot be loaded ({reason})") from error
+            raise DataError(f"tokenizer={folder}: cannot be loaded ({reason(error)})") from error
         size = len(self._tokenizer)
         self.vocabulary: list[str] = self._tokenizer.convert_ids_to_tokens(list(range(size)))
         first = tuple(self.vocabulary[:FIRST_WORD])
@@ -268,12 +268,5 @@ def _choose(texts: list[_Text], options: Options) -> Tokenizer:
 
 
 def _read(path: Path) -> str:
-    try:
+    with reading(path, mend="convert it, or remove what is no client's text"):
         return regular(path).read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{path}: not text in UTF-8 ({error.reason} at byte {error.start}); convert it, or "
-            "remove what is no client's text"
-        ) from error
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror})") from error

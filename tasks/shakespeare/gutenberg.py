@@ -10,7 +10,6 @@ import gzip
 import hashlib
 import re
 import zipfile
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import IO, cast
 
 from pfl_bench.data import regular
 from pfl_bench.types import DataError
+from tasks.common.damage import reading
 
 # MD5 of the edition of January 1994 with newlines of one byte, as it is without its own name.
 EDITION_MD5 = "d2028225a89d8b0b3093dddb720da91f"
@@ -60,13 +60,8 @@ def read_text(path: Path) -> tuple[str, str]:
 
     Newlines are one character in both.
     """
-    try:
-        with _open(path) as stream:
-            data = stream.read(MAX_BYTES + 1)
-    except (OSError, EOFError, NotImplementedError, zlib.error, zipfile.BadZipFile) as error:
-        raise DataError(
-            f"{path}: cannot be read ({error}); unpack it with another tool, or get it anew"
-        ) from error
+    with reading(path, mend="unpack it with another tool, or get it anew"), _open(path) as stream:
+        data = stream.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
         raise DataError(
             f"{path}: holds more than {MAX_BYTES >> 20} MiB; the complete works have 5 MiB: "

@@ -230,7 +230,7 @@ def test_damaged_tables_are_refused_with_file_and_line(
 def test_missing_files_and_a_damaged_zip_are_refused(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.h5"
     (source / ATTRIBUTES_FILE).write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(DataError, match="not plain text"):
+    with pytest.raises(DataError, match="not text in ascii"):
         prepared(source, out)
     (source / ATTRIBUTES_FILE).unlink()
     with pytest.raises(DataError, match=f"no file {ATTRIBUTES_FILE}"):
@@ -243,7 +243,7 @@ def test_images_that_are_not_there_are_refused(source: Path, tmp_path: Path) -> 
     with pytest.raises(DataError, match=r"neither a folder img_align_celeba/ nor .*\.zip"):
         prepared(source, out)
     (source / "img_align_celeba.zip").write_bytes(b"PK\x03\x04 cut short")
-    with pytest.raises(DataError, match="cannot be read as a zip"):
+    with pytest.raises(DataError, match="cannot be read"):
         prepared(source, out)
     with zipfile.ZipFile(source / "img_align_celeba.zip", "w") as archive:
         archive.writestr("other.txt", b"x")

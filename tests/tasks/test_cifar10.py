@@ -114,7 +114,7 @@ def test_damage_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "cut").mkdir()
     archive = write_archive(tmp_path / "cut" / ARCHIVE)
     archive.write_bytes(archive.read_bytes()[:-500])
-    refused(tmp_path / "cut", "cannot be read as an archive")
+    refused(tmp_path / "cut", "cannot be read")
     jpegs = write_jpegs(tmp_path / "jpegs")
     refused(damaged_jpeg(jpegs, b"nonsense"), r"train/cat/0003.jpg: is no JPEG of 32 x 32")
     picture = io.BytesIO()

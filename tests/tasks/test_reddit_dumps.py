@@ -72,7 +72,7 @@ def test_what_a_cut_dump_holds_before_its_end_is_read(tmp_path: Path, suffix: st
     packed = PACKINGS[suffix]("\n".join(rows).encode())
     path = tmp_path / f"RC_2017-12{suffix}"
     path.write_bytes(packed[: len(packed) * 3 // 4])
-    with pytest.raises(DataError, match=r"cut or damaged somewhere after line [67]\d\d"):
+    with pytest.raises(DataError, match=r"cannot be read after line [67]\d\d"):
         list(read_comments(path))
 
 
@@ -81,7 +81,7 @@ def test_a_zst_dump_that_is_cut_between_two_lines_is_an_error_too(tmp_path: Path
     frame = zstandard.ZstdCompressor().compress((line() + "\n").encode())
     path = tmp_path / "RC.zst"
     path.write_bytes(frame + frame[:-4])
-    with pytest.raises(DataError, match=r"RC.zst: cut or damaged somewhere after line 1"):
+    with pytest.raises(DataError, match=r"RC.zst: cannot be read after line 1"):
         list(read_comments(path))
     path.write_bytes(frame + frame)
     assert len(list(read_comments(path))) == 2

@@ -18,6 +18,7 @@ from typing import NamedTuple, TextIO
 
 from pfl_bench.data import regular
 from pfl_bench.types import DataError, SplitBy
+from tasks.common.damage import reading
 from tasks.common.leaf.gathering import Gathering
 from tasks.common.leaf.json_files import UNSPLIT
 
@@ -94,16 +95,9 @@ def read_mapping(path: Path) -> Iterator[Row]:
 
     It is a CSV file with a header, UTF-8; blank lines are passed over.
     """
-    try:
-        # utf-8-sig: what spreadsheets write begins with a byte order mark.
-        with regular(path).open(encoding="utf-8-sig", newline="") as file:
-            yield from _rows(path, file)
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror})") from error
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{path} is not UTF-8 ({error.reason} after byte {error.start} of a block); convert it"
-        ) from error
+    # utf-8-sig: what spreadsheets write begins with a byte order mark.
+    with reading(path), regular(path).open(encoding="utf-8-sig", newline="") as file:
+        yield from _rows(path, file)
 
 
 def _rows(path: Path, file: TextIO) -> Iterator[Row]:

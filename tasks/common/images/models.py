@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from pfl_bench.types import ConfigError, DataFacts, did_you_mean
+from tasks.common.damage import reason
 from tasks.common.options import StrictOptions, check_inputs
 from tasks.common.vision import imagenet, scatter_models
 from tasks.common.vision.normalization import use_group_norm
@@ -48,10 +49,9 @@ def timm_model(architecture: str, facts: DataFacts) -> nn.Module:
         with torch.no_grad():
             module.eval()(torch.zeros(1, channels, side, side))
     except (RuntimeError, AssertionError, TypeError, ValueError) as error:
-        reason = " ".join(str(error).split())[:200]
         raise ConfigError(
             f"model.architecture: {architecture} does not take images of {channels} x {side} x "
-            f"{side}: {reason}; take another network"
+            f"{side}: {reason(error)}; take another network"
         ) from None
     return cast("nn.Module", module.train())
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from pfl_bench.data import regular
 from pfl_bench.types import DataError
+from tasks.common.damage import open_json
 from tasks.common.progress import Progress
 
 UNSPLIT = "all"
@@ -88,34 +88,27 @@ def read_users(
 
     seen: set[str] = set()
     last, number = "", 0
-    with regular(path).open("rb") as stream:
-        try:
-            counts, hierarchies = _announced(path, stream)
-            stream.seek(0)
-            items = ijson.kvitems(stream, "user_data", use_float=True)
-            for number, (user, data) in enumerate(items, start=1):
-                where = f"{path}, user {user!r}"
-                if user not in counts and data == {"x": [], "y": []}:
-                    continue
-                if user not in counts:
-                    raise DataError(
-                        f"{where}: has data but is not in 'users'; the file contradicts itself, "
-                        "get it anew"
-                    )
-                if user in seen:
-                    raise DataError(f"{where}: comes twice in 'user_data' of one file")
-                seen.add(user)
-                last = f", after user {user!r}"
-                x, y = _examples(data, counts[user], counts_all_splits, where)
-                if x:
-                    yield LeafUser(user, x, y, hierarchies.of(user, number))
-                tell_position(stream.tell())
-        except (ijson.JSONError, UnicodeDecodeError, OverflowError) as error:
-            raise DataError(
-                f"{path}: not valid JSON at or shortly before byte {stream.tell()} of "
-                f"{path.stat().st_size} ({json_reason(error)}){last}; the file is damaged or cut: "
-                "get it anew"
-            ) from error
+    with open_json(path, lambda: last) as stream:
+        counts, hierarchies = _announced(path, stream)
+        stream.seek(0)
+        items = ijson.kvitems(stream, "user_data", use_float=True)
+        for number, (user, data) in enumerate(items, start=1):
+            where = f"{path}, user {user!r}"
+            if user not in counts and data == {"x": [], "y": []}:
+                continue
+            if user not in counts:
+                raise DataError(
+                    f"{where}: has data but is not in 'users'; the file contradicts itself, "
+                    "get it anew"
+                )
+            if user in seen:
+                raise DataError(f"{where}: comes twice in 'user_data' of one file")
+            seen.add(user)
+            last = f" after user {user!r}"
+            x, y = _examples(data, counts[user], counts_all_splits, where)
+            if x:
+                yield LeafUser(user, x, y, hierarchies.of(user, number))
+            tell_position(stream.tell())
     hierarchies.check(number, path)
     without = [user for user in counts if user not in seen]
     if without:
@@ -148,14 +141,6 @@ def read_splits(
             for user in read_users(path, tell, counts_all_splits and split != UNSPLIT):
                 yield split, user, f"{path}, user {user.user!r}"
             done += path.stat().st_size
-
-
-def json_reason(error: Exception) -> str:
-    """Message of an exception of ``ijson``, in one line; some backends give it in bytes."""
-    message = error.args[0] if error.args else str(error)
-    if isinstance(message, bytes):
-        message = message.decode(errors="replace")
-    return " ".join(str(message).split())[:120]
 
 
 class _Hierarchies:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from pfl_bench.data import open_store
 from pfl_bench.types import DataError
-from tasks.common.leaf.json_files import json_reason
+from tasks.common.damage import open_json, reading
 from tasks.common.text.words import UNKNOWN_ID
 
 if TYPE_CHECKING:
@@ -110,23 +110,21 @@ def _lines(path: Path) -> Iterator[tuple[str, list[str]]]:
     """Words and numbers of GloVe text. A word may have blanks in it, a number may not."""
     width: int | None = None
     number = 0
-    try:
+    with (
+        reading(path, what=lambda: f"cannot be read after line {number}"),
         # Lines end at line feeds alone: GloVe has words such as U+0085.
-        with path.open(encoding="utf-8", newline="\n") as file:
-            for number, line in enumerate(file, 1):
-                parts = line.rstrip("\r\n").split(" ")
-                width = len(parts) - 1 if width is None else width
-                if width < 1 or len(parts) - 1 < width:
-                    raise DataError(
-                        f"{path}, line {number}: {len(parts) - 1} numbers, but the first line has "
-                        f"{width}; every line is a word and equally many numbers: is the file cut "
-                        "short, or not GloVe's text form?"
-                    )
-                yield " ".join(parts[: len(parts) - width]), parts[len(parts) - width :]
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{path}, after line {number}: not UTF-8 ({error.reason}); give {_FORMS}, unpacked"
-        ) from error
+        path.open(encoding="utf-8", newline="\n") as file,
+    ):
+        for number, line in enumerate(file, 1):
+            parts = line.rstrip("\r\n").split(" ")
+            width = len(parts) - 1 if width is None else width
+            if width < 1 or len(parts) - 1 < width:
+                raise DataError(
+                    f"{path}, line {number}: {len(parts) - 1} numbers, but the first line has "
+                    f"{width}; every line is a word and equally many numbers: is the file cut "
+                    "short, or not GloVe's text form?"
+                )
+            yield " ".join(parts[: len(parts) - width]), parts[len(parts) - width :]
 
 
 def _json_words(path: Path) -> Iterator[str]:
@@ -153,11 +151,5 @@ def _json_vectors(path: Path) -> Iterator[tuple[str, list[Any]]]:
 def _json_items(path: Path, prefix: str) -> Iterator[Any]:
     import ijson
 
-    with path.open("rb") as file:
-        try:
-            yield from ijson.items(file, prefix, use_float=True)
-        except (ijson.JSONError, UnicodeDecodeError) as error:
-            raise DataError(
-                f"{path}: damaged JSON before byte {file.tell()} ({json_reason(error)}); copy it "
-                "again"
-            ) from error
+    with open_json(path) as file:
+        yield from ijson.items(file, prefix, use_float=True)

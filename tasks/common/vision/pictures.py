@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from io import BytesIO
 from typing import TYPE_CHECKING
 
+from tasks.common.damage import reason
+
 if TYPE_CHECKING:
     from PIL import Image
 
@@ -43,7 +45,7 @@ def opened(
         raise PictureError(f"it is no {what}") from error
     except Exception as error:
         # Of many types: a PNG without its palette is an AssertionError, in Pillow 10 a TypeError.
-        raise PictureError(" ".join(str(error).split())[:120] or type(error).__name__) from error
+        raise PictureError(reason(error, 120)) from error
 
 
 def read_to_end(picture: Image.Image) -> None:
