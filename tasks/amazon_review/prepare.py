@@ -139,16 +139,14 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
 
     Memory grows with the reviewers and with the different words, not with the reviews.
     """
-    source, out = Path(source), Path(out)
-    form = choose_form(source, "Amazon Review", FORMS, options.form).name
+    form = choose_form(source, "Amazon Review", FORMS, options).name
     words = NumberedWords(True, options.max_words, options.vocabulary)
     with Gathering(out, {**WAITING, "review": NUMBER}) as gathering:
         reviews = (Text(*review, number) for number, review in enumerate(_reviews(form, source)))
         gather_texts(gathering, reviews, "review", progress)
         partition = gathering.partition(options, published_as=published_as(gathering))
-        words.count(partition, progress)
-        if not words.choose(options.vocabulary_size, options.vocabulary_size):
-            raise DataError(f"{source}: the reviews of train have no word; give data that do")
+        size = options.vocabulary_size
+        words.choose(source, partition, size, size, progress)
         extra: dict[str, Any] = {
             "cut_reviews": {"max_words": options.max_words, "reviews": dict(words.cut)},
             "vocabulary": words.facts(),
@@ -167,8 +165,7 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
             extra=extra,
             names={"vocabulary": words.vocabulary, "targets": CLASSES},
         )
-        splits = write_partition(out, partition, description, progress, words.convert)
-    return {"variant": variant, "splits": splits, **partition.facts, **extra}
+        return write_partition(out, partition, description, progress, words.convert)
 
 
 def _reviews(form: str, source: Path) -> Iterator[Review]:

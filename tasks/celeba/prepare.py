@@ -119,8 +119,7 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
         DataError: A file is missing or damaged; the message names it and the line.
         ConfigError: There is no such attribute.
     """
-    source, out = Path(source), Path(out)
-    form = choose_form(source, "CelebA", _forms(options), options.form).name
+    form = choose_form(source, "CelebA", _forms(options), options).name
     problems = Problems()
     lists = (_from_lists if form == "published" else _from_json)(source, options, problems)
     fields = {"image": FieldSpec("uint8", ragged=True)}
@@ -138,7 +137,6 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
         full = looks_full(sizes.total())
         told = lists.label.replace("_", " ").lower()
         extra: dict[str, Any] = {
-            **partition.facts,
             **table1(sizes.values()),
             "label": lists.label,
             "form": form,
@@ -156,8 +154,7 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
             extra=extra,
             names={"targets": [f"not {told}", told]},
         )
-        splits = write_partition(out, partition, description, progress)
-    return {"variant": description.variant, "splits": splits, **extra}
+        return write_partition(out, partition, description, progress)
 
 
 def _gather(

@@ -38,8 +38,7 @@ class Options(FeatureOptions):
 
 def prepare(source: Path, out: Path, options: Options, progress: Progress) -> dict[str, Any]:
     """Read a folder in one of the forms of the README and write a store; see ``tasks``."""
-    source = Path(source)
-    is_copy = choose_form(source, "CIFAR-10", FORMS, options.form).name == "jpeg"
+    is_copy = choose_form(source, "CIFAR-10", FORMS, options).name == "jpeg"
     splits = read_jpegs(source, progress) if is_copy else read_binary(source, progress)
     variant = JPEG_COPY if is_copy else "cifar10"
     found = {name: len(images.targets) for name, images in splits.items()}
@@ -48,4 +47,4 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
     told = "CIFAR-10, JPEG copy: pixels and order are not the published ones"
     about = About("cifar10", variant, told if is_copy else "CIFAR-10 as published", CLASSES)
     normalization = imagenet.MEAN, imagenet.STD
-    return write_images(Path(out), *featured(about, splits, options, progress, normalization))
+    return write_images(out, *featured(about, splits, options, progress, normalization))

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from pydantic import BaseModel
+
 from pfl_bench.types import DataError
 
 _NAMES_SHOWN = 10
@@ -33,13 +35,14 @@ AnyForm = TypeVar("AnyForm", bound=Form)
 
 
 def choose_form(
-    source: Path, data_set: str, forms: Iterable[AnyForm], wanted: str | None
+    source: Path, data_set: str, forms: Iterable[AnyForm], options: BaseModel
 ) -> AnyForm:
     """Recognise the form of a folder; refused if it holds none, or several without a wish.
 
-    ``data_set`` names it in messages; ``wanted`` is the form that is asked for, None for the only
-    one that is there.
+    ``data_set`` names it in messages; an option ``form``, if there is one, is the form that is
+    asked for, None for the only one that is there.
     """
+    wanted = getattr(options, "form", None)
     if not source.is_dir():
         what = "is a file" if source.exists() else "does not exist"
         raise DataError(f"{source} {what}; --source takes the folder that holds the public files")
@@ -48,9 +51,10 @@ def choose_form(
     if len(there) == 1:
         return there[0]
     if there:
+        choice = "say which by form=NAME, or " if hasattr(options, "form") else ""
         raise DataError(
-            f"{source} holds several forms: {', '.join(form.name for form in there)}; say which "
-            "by form=NAME, or give a folder with one"
+            f"{source} holds several forms: {', '.join(form.name for form in there)}; {choice}"
+            "give a folder with one"
         )
     names = sorted(path.name for path in source.iterdir())
     found = ", ".join(names[:_NAMES_SHOWN]) or "nothing"

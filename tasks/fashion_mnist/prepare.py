@@ -51,10 +51,10 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
     """
     splits = {}
     for done, name in enumerate(PARTS, start=1):
-        splits[name] = read_split(Path(source), name)
+        splits[name] = read_split(source, name)
         progress("reading Fashion-MNIST (splits)", done, len(PARTS))
     variant, name = "fashion-mnist", "Fashion-MNIST as published"
     if not are_published(splits, _CONTENT):
         variant, name = "fashion-mnist-other", "other data in files of Fashion-MNIST's names"
     about = About("fashion_mnist", variant, name, CLASSES)
-    return write_images(Path(out), *featured(about, splits, options, progress))
+    return write_images(out, *featured(about, splits, options, progress))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pfl_bench.types import DataError, SplitBy
+from pfl_bench.types import DataError
 from tasks.common.damage import open_hdf5
 from tasks.common.idx import (
     CLASS_COLUMN,
@@ -55,27 +55,8 @@ def read(source: Path, gathering: Gathering, progress: Progress) -> Reading:
         source="FEMNIST in LEAF's JSON form"
         + (", split as published" if UNSPLIT not in files else ", all_data files"),
         num_classes=NUM_CHARACTERS,
-        split_by=None if UNSPLIT in files else _split_by(source, gathering),
+        split_by=None,
         extra={"files": len(paths), "first_file": paths[0].name, **rounding_facts(error)},
-    )
-
-
-def _split_by(source: Path, gathering: Gathering) -> SplitBy:
-    """Division of the data by the files; stricter than ``Gathering``, as LEAF's own splits are."""
-    users = {split: set(gathering.clients(split)) for split in gathering.splits}
-    train, *others = users.values()
-    if all(other == train for other in others):
-        return "example"
-    pooled = set().union(*users.values())
-    if sum(map(len, users.values())) == len(pooled):
-        return "user"
-    in_several = sorted(u for u in pooled if sum(u in split for split in users.values()) > 1)
-    in_some = sorted(u for u in pooled if any(u not in split for split in users.values()))
-    raise DataError(
-        f"{source}: the splits {', '.join(users)} share some users but not all: "
-        f"{len(in_several)} users are in several splits, such as {in_several[0]!r}, and "
-        f"{len(in_some)} are not in every one, such as {in_some[0]!r}; splits must divide users "
-        "(no user twice) or each user's examples (the same users everywhere): split all_data anew"
     )
 
 

@@ -41,6 +41,7 @@ from tasks.common.fedscale.streaming import (
 from tasks.common.fedscale.survey import Labels
 from tasks.common.leaf.gathering import Gathering
 from tasks.common.leaf.json_files import UNSPLIT
+from tasks.common.leaf.table1 import differences
 from tasks.common.parquet import find_parquet, open_parquet
 from tasks.common.progress import Progress
 from tasks.common.vision.pictures import PictureError, opened
@@ -149,7 +150,6 @@ def read_parquet(source: Path, gathering: Gathering, progress: Progress) -> Read
             f"{source}: some pictures have a white ground and others a black one; FEMNIST's have "
             "one of the two: get the files anew"
         )
-    differs = f"images: {done:,} here, {NUM_IMAGES:,} published"
     return Reading(
         source="FEMNIST, parquet files of flwrlabs/femnist",
         num_classes=NUM_CHARACTERS,
@@ -157,7 +157,7 @@ def read_parquet(source: Path, gathering: Gathering, progress: Progress) -> Read
         extra={
             "files": len(paths),
             "ground": "black, turned round" if dark else "white",
-            "differs_from_published": [differs] if done != NUM_IMAGES else [],
+            "differs_from_published": differences([("images", done, NUM_IMAGES)]),
         },
     )
 

@@ -75,8 +75,7 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
     temporary space of about twice the store's size. Of LEAF's own forms the facts say how the
     counts compare with the published ones.
     """
-    source, out = Path(source), Path(out)
-    form = choose_form(source, "FEMNIST", FORMS, options.form)
+    form = choose_form(source, "FEMNIST", FORMS, options)
     own = _own_options(form, options)
     with Gathering(out, FIELDS) as gathering:
         reading = form.read(source, gathering, progress, **own)
@@ -94,9 +93,7 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
             fields=FIELDS,
             extra=extra,
         )
-        counts = write_partition(out, partition, description, progress)
-    facts = {**partition.facts, **extra}
-    return {"variant": form.name, "source": reading.source, "splits": counts, **facts}
+        return write_partition(out, partition, description, progress)
 
 
 def _own_options(form: Form, options: Options) -> dict[str, Any]:

@@ -107,10 +107,9 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
             the metadata contradict themselves, or images are bad.
         ConfigError: An option does not belong to the form.
     """
-    source, out = Path(source), Path(out)
     if out.is_dir():
         raise DataError(f"{out} is a folder; --out names the file to write, such as flair.h5")
-    form = choose_form(source, "FLAIR", FORMS, options.form)
+    form = choose_form(source, "FLAIR", FORMS, options)
     if "pixels_as" in options.model_fields_set and form is not pfl_hdf5.FORM:
         raise ConfigError(
             f"pixels_as: is for HDF5 sources; {source} ({form.name}) has encoded images, which "

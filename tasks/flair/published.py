@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tasks.common.leaf import table1
+
 SPLITS = ("train", "val", "test")
 # The published README says "dev" once where the files say "val".
 SPLIT_OF_PARTITION = {"train": "train", "val": "val", "dev": "val", "test": "test"}
@@ -44,11 +46,7 @@ def differences(
         for what, key, published in (("users", "users", USERS), ("images", "examples", IMAGES))
     ]
     compared += [("coarse labels", num_coarse, NUM_COARSE), ("fine labels", num_fine, NUM_FINE)]
-    return [
-        f"{what}: {found:,} here, {published:,} published"
-        for what, found, published in compared
-        if found != published
-    ]
+    return table1.differences(compared)
 
 
 def drawing_line(drawing: int) -> str:

@@ -9,10 +9,8 @@ changed is read again.
 from __future__ import annotations
 
 import contextlib
-import glob
 import hashlib
 import json
-import shutil
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -24,6 +22,7 @@ from typing import Any, BinaryIO, Literal, NamedTuple, Self
 from filelock import FileLock, Timeout
 
 from pfl_bench.data import parse_json, write_atomically
+from pfl_bench.data.temporary import remove_leftovers
 from pfl_bench.types import DataError
 from tasks.common.threads import map_in_order
 from tasks.common.vision.pictures import PictureError, opened, read_to_end
@@ -187,9 +186,7 @@ class ImageSpool:
                 f"{self._out}: another process is preparing this store; wait for it, or choose "
                 "another --out"
             ) from error
-        # The lock is ours, so whoever left these was killed.
-        for leftover in self._out.parent.glob(f".{glob.escape(self._out.name)}.partial-*"):
-            shutil.rmtree(leftover, ignore_errors=True)
+        remove_leftovers(self._out)
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -23,6 +23,7 @@ from tasks.common.fedscale.streaming import (
     write_store,
 )
 from tasks.common.fedscale.survey import Labels, Survey
+from tasks.common.forms import Form, choose_form
 from tasks.common.generated import is_generated
 from tasks.common.progress import Progress
 from tasks.google_speech.wav import INPUT_SHAPE, WORDS, read_wav
@@ -89,10 +90,8 @@ def open_release(source: Path, options: Options, progress: Progress) -> Source:
         )
     surveys: dict[str, Survey] = {}
     for name in clips:
-        found = surveys.setdefault(split_of.get(name, "train"), Survey())
         speaker = name.partition("/")[2].partition("_")[0]
-        found.num_rows += 1
-        found.clients[speaker] = found.clients.get(speaker, 0) + 1
+        surveys.setdefault(split_of.get(name, "train"), Survey()).add(speaker)
     if "train" not in surveys:
         raise DataError(f"{_where(source)}: all clips are listed for validation or testing")
 
@@ -138,25 +137,29 @@ FILES_NOTE = (
 )
 
 
+FORMS = (
+    Form(
+        "fedscale",
+        f"FedScale's {FOLDER}/train.csv with WAV files in train/",
+        lambda source: find_map(source) is not None or (source / FOLDER).is_dir(),
+    ),
+    Form(
+        "release",
+        f"Google's {ARCHIVE}, or that unpacked: validation_list.txt, testing_list.txt and a folder "
+        "a word",
+        is_release,
+    ),
+)
+
+
 def prepare(source: Path, out: Path, options: Options, progress: Progress) -> dict[str, Any]:
     """Read a folder and write a store; see ``tasks``.
 
     Samples stay as published, int16. Memory does not grow with them. ``source`` is a folder in
     FedScale's layout, with Google's archive, or with what is in that.
     """
-    source = Path(source)
     pickled = find_map(source)
-    mapped, released = pickled is not None or (source / FOLDER).is_dir(), is_release(source)
-    if mapped and released:
-        raise DataError(
-            f"{source} holds both FedScale's {FOLDER}/ and Google's release; give a folder with one"
-        )
-    if not mapped and not released:
-        raise DataError(
-            f"{source} holds no Google Speech: neither FedScale's {FOLDER}/train.csv with WAV "
-            f"files in train/, nor Google's {ARCHIVE}, nor that unpacked (validation_list.txt, "
-            "testing_list.txt and a folder a word)"
-        )
+    mapped = choose_form(source, "Google Speech", FORMS, options).name == "fedscale"
     if pickled is not None:
         found = open_map(source, pickled, _read_name, WORDS, progress)
     elif mapped:
@@ -175,7 +178,7 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
         made_up="generated tones in FedScale's layout",
         input_shape=INPUT_SHAPE,
     )
-    return write_store(Path(out), found, options, read_wav, description, progress)
+    return write_store(out, found, options, read_wav, description, progress)
 
 
 def _read_name(name: str) -> tuple[str, str] | None:

@@ -117,7 +117,7 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
 
     Memory grows with the users and batches of rows, not with the examples. A wrong row is refused.
     """
-    source, labels, done = Path(source), Labels(), 0
+    labels, done = Labels(), 0
     columns = {"input": options.input, "label": options.label}
     columns |= {} if options.user is None else {"user": options.user}
     files = find_files(source, {name: getattr(options, name) for name in ("train", "val", "test")})
@@ -135,7 +135,7 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
     start = read_inputs(first, options, tokens, None)
     shape = start.shape[1:]
     fields = {"inputs": FieldSpec(start.dtype.name, shape), "targets": FieldSpec("int32")}
-    with Gathering(Path(out), fields) as gathering:
+    with Gathering(out, fields) as gathering:
         for part in chain([first], rows):
             arrays = {"inputs": read_inputs(part, options, tokens, shape)}
             arrays["targets"] = labels.read(part)
@@ -173,6 +173,5 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
         def convert(arrays: dict[str, Any]) -> dict[str, Any]:
             return {**arrays, "targets": class_of[arrays["targets"]]}
 
-        splits = write_partition(Path(out), partition, description, progress, convert)
-    facts = {"variant": description.variant, "splits": splits, "classes": len(classes)}
-    return {**facts, **partition.facts, **extra}
+        facts = write_partition(out, partition, description, progress, convert)
+    return {**facts, "classes": len(classes)}

@@ -54,7 +54,7 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
     store knows who wrote each digit. Files of other content give the variant "mnist-other", whose
     numbers are not MNIST's.
     """
-    source, splits = Path(source), {}
+    splits = {}
     for done, name in enumerate(PARTS, start=1):
         splits[name] = _with_writers(source, name, read_split(source, name))
         progress("reading MNIST (splits)", done, len(PARTS))
@@ -77,7 +77,7 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
             splits[split] = replace(images, inputs=deskewed(images.inputs))
             progress("taking out the slant (splits)", done, len(splits))
     about = About("mnist", variant, f"{name}{told}", [*"0123456789"], counts)
-    return write_images(Path(out), *featured(about, splits, options, progress))
+    return write_images(out, *featured(about, splits, options, progress))
 
 
 def _with_writers(source: Path, split: str, images: Images) -> Images:

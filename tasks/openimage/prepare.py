@@ -25,7 +25,6 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
 
     Pictures keep their bytes, JPEG or PNG. Memory does not grow with them.
     """
-    source = Path(source)
     pickled = find_map(source)
     if pickled is not None:
         classes = read_classes(source / CLASSES)
@@ -43,7 +42,7 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
         made_up="drawn shapes in FedScale's layout",
         input_shape=(3, SIZE, SIZE),
     )
-    return write_store(Path(out), found, options, check_picture, description, progress)
+    return write_store(out, found, options, check_picture, description, progress)
 
 
 def _read_name(name: str) -> tuple[str, str] | None:

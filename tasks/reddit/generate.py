@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from pfl_bench.data import new_folder
-from pfl_bench.types import DataError
 from tasks.common.description import StoreDescription
 from tasks.common.generated import settings, write_mark
 from tasks.common.options import StrictOptions
@@ -61,23 +60,20 @@ class Options(StrictOptions):
 
 
 def generate(out: Path, options: Options, progress: Progress) -> dict[str, Any]:
-    """Write generated comments; see ``tasks``. Refused also when the disk is full.
+    """Write generated comments; see ``tasks``.
 
     "prepare_options" is None where there is a store already.
     """
-    out = Path(out).resolve()
-    try:
-        with new_folder(out, "comments") as folder:
-            write = write_store if options.form == "store" else _write_json
-            target = folder / STORE if options.form == "store" else folder
-            sequences = write(target, options, progress)
-            write_mark(
-                folder,
-                "These comments are not Reddit's: words, users and subreddits are made up by\n"
-                f"pfl-bench data generate reddit ({settings(options, '=')}).\n",
-            )
-    except OSError as error:
-        raise DataError(f"cannot write into {out.parent} ({error.strerror}); free space") from error
+    out = out.resolve()
+    with new_folder(out, "comments") as folder:
+        write = write_store if options.form == "store" else _write_json
+        target = folder / STORE if options.form == "store" else folder
+        sequences = write(target, options, progress)
+        write_mark(
+            folder,
+            "These comments are not Reddit's: words, users and subreddits are made up by\n"
+            f"pfl-bench data generate reddit ({settings(options, '=')}).\n",
+        )
     return {
         "what": "made-up comments in LEAF's form, not Reddit",
         "users": options.users,

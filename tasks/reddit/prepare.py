@@ -142,12 +142,11 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
     JSON file or a 256th part of a dump's comments, and two million distinct tokens. Beside ``out``
     there must be room for the text three times.
     """
-    source, out = Path(source), Path(out)
     forms = (
         Form("leaf-json", JSON_LOOKED_FOR, lambda source: bool(find_files(source))),
         Form("dump", DUMPS_LOOKED_FOR, lambda source: bool(find_dumps(source, options.files))),
     )
-    form = choose_form(source, "Reddit", forms, options.form).name
+    form = choose_form(source, "Reddit", forms, options).name
     _check_options(form, options)
     given = read_vocabulary(Path(options.vocabulary)) if options.vocabulary else None
     with Gathering(out, COMMENT_FIELDS) as gathering:
@@ -296,11 +295,7 @@ def _write(
         names={"vocabulary": vocabulary.tokens, "subreddit": names},
     )
     return {
-        "variant": form,
-        "source": SOURCES[form],
-        "splits": write_partition(out, found.partition, description, progress, encoder),
-        **found.partition.facts,
-        **extra,
+        **write_partition(out, found.partition, description, progress, encoder),
         "tokens": encoder.num_tokens,
         "unknown_tokens": encoder.num_unknown,
     }

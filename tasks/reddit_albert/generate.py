@@ -14,7 +14,6 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from pfl_bench.data import new_folder
-from pfl_bench.types import DataError
 from tasks.common.generated import settings, write_mark
 from tasks.common.options import StrictOptions
 from tasks.common.progress import Progress
@@ -49,17 +48,14 @@ class Options(StrictOptions):
 
 
 def generate(out: Path, options: Options, progress: Progress) -> dict[str, Any]:
-    """Write generated comments; see ``tasks``. Refused also when the disk is full."""
-    try:
-        with new_folder(out, "comments") as folder:
-            _write(folder, options, progress)
-            write_mark(
-                folder,
-                "These comments are not Reddit's: words and users are made up by\n"
-                f"pfl-bench data generate reddit_albert ({settings(options, '=')}).\n",
-            )
-    except OSError as error:
-        raise DataError(f"cannot write into {out.parent} ({error.strerror}); free space") from error
+    """Write generated comments; see ``tasks``."""
+    with new_folder(out, "comments") as folder:
+        _write(folder, options, progress)
+        write_mark(
+            folder,
+            "These comments are not Reddit's: words and users are made up by\n"
+            f"pfl-bench data generate reddit_albert ({settings(options, '=')}).\n",
+        )
     return {
         "what": "made-up comments in FedScale's form, not Reddit",
         "users": options.users,

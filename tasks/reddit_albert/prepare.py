@@ -151,7 +151,6 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
     ``source`` is a folder with ``train/`` (and ``val/``, ``test/``) of text files, each a client's
     and named like the client; or one with the files themselves, which are then split here.
     """
-    source, out = Path(source), Path(out)
     texts = _find(source)
     tokenizer = _choose(texts, options)
     if len(tokenizer.vocabulary) > MOST_TOKENS:
@@ -188,8 +187,7 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
             extra=extra,
             names={"vocabulary": tokenizer.vocabulary},
         )
-        splits = write_partition(out, partition, description, progress)
-    return {"splits": splits, **partition.facts, **extra}
+        return write_partition(out, partition, description, progress)
 
 
 def _gather(

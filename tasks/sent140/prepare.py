@@ -213,7 +213,6 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
 
     Memory grows with the users and with the different words, not with the tweets.
     """
-    source, out = Path(source), Path(out)
     form, tweets = _open(source, options)
     words = NumberedWords(options.lowercase, None, options.vocabulary)
     tally = Tally()
@@ -229,9 +228,8 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
         # Whoever wrote a tweet of the test file may have written others.
         published_as: SplitBy | None = "example" if options.manual == "test" else None
         partition = gathering.partition(options, published_as=published_as)
-        words.count(partition, progress)
-        if not words.choose(options.vocabulary_size or BUILT_SIZE, options.vocabulary_size):
-            raise DataError(f"{source}: the tweets of train have no word; give data that do")
+        size = options.vocabulary_size
+        words.choose(source, partition, size or BUILT_SIZE, size, progress)
         description = StoreDescription(
             task="sent140",
             variant=f"sent140-{form}" + ("" if tally.looks_full() else "-partial"),
@@ -242,19 +240,17 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
             extra={
                 **tally.facts(),
                 **_facts(options, tally, form),
-                **partition.facts,
                 "vocabulary": words.facts(lowercase=options.lowercase),
                 "longest_tweet_words": words.longest,
             },
             names={"vocabulary": words.vocabulary},
         )
-        splits = write_partition(out, partition, description, progress, words.convert)
-    return {"variant": description.variant, "splits": splits, **description.extra}
+        return write_partition(out, partition, description, progress, words.convert)
 
 
 def _open(source: Path, options: Options) -> tuple[str, Iterator[Tweet]]:
     """Recognise the form of a folder, and begin to read it."""
-    form = choose_form(source, "Sent140", FORMS, options.form).name
+    form = choose_form(source, "Sent140", FORMS, options).name
     if form == "leaf-json":
         _check_leaf_options(find_files(source), options)
         return form, read_leaf(source)

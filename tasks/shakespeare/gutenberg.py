@@ -48,9 +48,7 @@ class Play:
 
 
 def find_texts(source: Path) -> list[Path]:
-    """The files of a folder that may be the text; the file itself if ``source`` is one."""
-    if source.is_file():
-        return [source]
+    """The files of a folder that may be the text."""
     endings = (".txt", ".txt.gz", ".zip")
     return sorted(path for path in source.iterdir() if path.name.lower().endswith(endings))
 

@@ -10,6 +10,7 @@ import numpy as np
 from pfl_bench.data import FieldSpec
 from pfl_bench.types import DataError
 from tasks.common.description import StoreDescription
+from tasks.common.forms import Form, choose_form
 from tasks.common.leaf.gathering import Gathering, Partition, write_partition
 from tasks.common.leaf.json_files import LOOKED_FOR as JSON_LOOKED_FOR
 from tasks.common.leaf.json_files import find_files
@@ -25,21 +26,28 @@ FIELDS = {
     "targets": FieldSpec("uint8"),
     "play": FieldSpec("uint16"),
 }
+FORMS = (
+    Form("gutenberg", gutenberg.LOOKED_FOR, lambda source: bool(gutenberg.find_texts(source))),
+    Form("leaf-json", JSON_LOOKED_FOR, lambda source: bool(find_files(source))),
+)
 
 
 def prepare(source: Path, out: Path, options: Options, progress: Progress) -> dict[str, Any]:
-    """Read a folder, or file, with the text or with LEAF's JSON and write a store; see ``tasks``.
+    """Read a folder with the text or with LEAF's JSON and write a store; see ``tasks``.
 
     Memory is bounded by the text (5.5 MB) or the largest user of the JSON files, not by the
     windows; beside ``out`` it needs temporary space of about the store's size.
     """
-    source, out = Path(source), Path(out)
-    texts, files = _find(source)
+    form = choose_form(source, "Shakespeare", FORMS, options).name
+    texts = gutenberg.find_texts(source)
+    if len(texts) > 1:
+        names = ", ".join(path.name for path in texts)
+        raise DataError(f"{source} holds several texts: {names}; give a folder with one")
     with Gathering(out, FIELDS) as gathering:
-        if texts:
+        if form == "gutenberg":
             reading = read_plays(texts[0], gathering, options, progress)
         else:
-            reading = read_leaf_json(source, files, gathering, options, progress)
+            reading = read_leaf_json(source, find_files(source), gathering, options, progress)
         partition = _partition(gathering, reading, options)
         plays = sorted(reading.plays)
         places = np.array([plays.index(play) for play in reading.plays], dtype=np.uint16)
@@ -47,7 +55,6 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
         def name_plays(arrays: dict[str, Any]) -> dict[str, Any]:
             return {**arrays, "play": places[arrays["play"]]}
 
-        extra = {**partition.facts, **reading.facts()}
         description = StoreDescription(
             task="shakespeare",
             variant=reading.variant,
@@ -55,28 +62,10 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
             num_classes=len(CHARACTERS),
             input_shape=(LENGTH,),
             fields=FIELDS,
-            extra=extra,
+            extra=reading.facts(),
             names={"play": plays, "characters": list(CHARACTERS)},
         )
-        splits = write_partition(out, partition, description, progress, name_plays)
-    return {"variant": reading.variant, "source": reading.source, "splits": splits, **extra}
-
-
-def _find(source: Path) -> tuple[list[Path], dict[str, list[Path]]]:
-    """The text's file or the JSON files; one of the two is empty."""
-    looked_for = f"Looked for:\n  - {gutenberg.LOOKED_FOR}\n  - {JSON_LOOKED_FOR}"
-    if not source.exists():
-        raise DataError(f"{source} does not exist; --source takes a folder. {looked_for}")
-    texts = gutenberg.find_texts(source)
-    files = {} if source.is_file() else find_files(source)
-    if len(texts) + bool(files) == 1:
-        return texts, files
-    if not texts:
-        raise DataError(f"{source} holds neither form of Shakespeare. {looked_for}")
-    found = [path.name for path in texts] + (["LEAF JSON"] if files else [])
-    raise DataError(
-        f"{source} holds several: {', '.join(found)}; give a folder with one. {looked_for}"
-    )
+        return write_partition(out, partition, description, progress, name_plays)
 
 
 def _partition(gathering: Gathering, reading: Reading, options: Options) -> Partition:

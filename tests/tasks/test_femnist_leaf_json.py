@@ -80,7 +80,7 @@ def test_published_splits_of_users_are_kept(tmp_path: Path) -> None:
 def test_splits_that_share_some_users_are_refused(tmp_path: Path) -> None:
     write_leaf(tmp_path / "raw" / "train" / "x.json", make_users({"a": 2, "b": 2, "c": 2}))
     write_leaf(tmp_path / "raw" / "test" / "x.json", make_users({"b": 2, "c": 2, "d": 2}, seed=1))
-    refused(tmp_path / "raw", tmp_path / "o", "2 users are in several", "'b'", "2 are not", "'a'")
+    refused(tmp_path / "raw", tmp_path / "o", "2 users are in several", "'b'", "1 are not", "'d'")
 
 
 def test_a_test_split_that_repeats_train_is_refused(tmp_path: Path) -> None:

@@ -248,12 +248,12 @@ def test_a_damaged_release_is_named(tmp_path: Path) -> None:
     )
     archive = write_archive(tmp_path / "raw", files)
     archive.write_bytes(archive.read_bytes()[:-400])
-    refused("cut short or damaged")
+    refused("fetches it whole")
     archive.unlink()
-    refused("holds no Google Speech")
+    refused("holds no public form of Google Speech")
     (tmp_path / "raw" / "client_data_mapping").mkdir()
     write_archive(tmp_path / "raw", files)
-    refused("holds both")
+    refused("holds several forms")
 
 
 def test_an_unknown_word_in_a_mapping_is_named(raw: Path, tmp_path: Path) -> None:

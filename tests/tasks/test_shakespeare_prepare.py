@@ -181,11 +181,11 @@ def test_roles_are_dropped_drawn_and_dealt(tmp_path: Path) -> None:
 
 def test_wrong_sources_are_refused_with_what_was_looked_for(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match=r"neither form of Shakespeare.*etext 100.*LEAF JSON"):
+    with pytest.raises(DataError, match=r"no public form of Shakespeare.*etext 100.*LEAF JSON"):
         _flat(lambda: run(tmp_path / "empty", tmp_path / "out.h5"))
     source = write_text(tmp_path / "two")
     write_text(source, name="more.txt")
-    with pytest.raises(DataError, match=r"several: more\.txt, plays\.txt"):
+    with pytest.raises(DataError, match=r"several texts: more\.txt, plays\.txt"):
         run(source, tmp_path / "out.h5")
     (tmp_path / "json").mkdir()
     data = leaf_json({"P_A": ("P", "abcdefghij" * 20)})

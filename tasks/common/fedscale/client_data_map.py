@@ -64,9 +64,9 @@ def open_map(
     for split, rows in found.items():
         if not rows:
             raise DataError(f"{source / split} holds no file; remove it, or put the samples there")
-        survey = surveys[split] = Survey(num_rows=len(rows))
+        surveys[split] = Survey()
         for _, client, _ in rows:
-            survey.clients[client] = survey.clients.get(client, 0) + 1
+            surveys[split].add(client)
 
     def samples() -> Iterator[Sample]:
         for split, rows in found.items():

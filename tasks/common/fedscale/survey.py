@@ -101,6 +101,11 @@ class Survey:
     missing: int = 0
     first_missing: tuple[int, str] = (0, "")
 
+    def add(self, client: str) -> None:
+        """Count a sample of a client."""
+        self.num_rows += 1
+        self.clients[client] = self.clients.get(client, 0) + 1
+
 
 def survey(path: Path, labels: Labels, progress: Progress, samples: Path | None = None) -> Survey:
     """Read a mapping through, without its samples; none may come twice.
@@ -114,8 +119,7 @@ def survey(path: Path, labels: Labels, progress: Progress, samples: Path | None 
     digests = array("Q")
     for row in read_mapping(path):
         labels.target(path, row)
-        found.num_rows += 1
-        found.clients[row.client_id] = found.clients.get(row.client_id, 0) + 1
+        found.add(row.client_id)
         digests.append(_digest(row.sample_path))
         if samples is not None and not sample_file(path, row, samples).is_file():
             found.missing += 1

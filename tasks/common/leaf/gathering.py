@@ -210,8 +210,8 @@ def write_partition(
     description: StoreDescription,
     progress: Progress,
     convert: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
-) -> dict[str, dict[str, int]]:
-    """Write a store of what was partitioned, whole or not at all; gives counts by split.
+) -> dict[str, Any]:
+    """Write a store of what was partitioned, whole or not at all; gives facts for printing.
 
     The partition's facts go into the store before the description's. ``convert`` turns a part's
     arrays into the store's fields, None if they are the same; ``progress`` is told the users of a
@@ -222,4 +222,6 @@ def write_partition(
             arrays = convert(part.arrays) if convert else part.arrays
             writer.append(part.split, part.client_id, **arrays)
             progress("writing the store (users by split)", done, partition.num_parts)
-        return writer.counts
+        splits = writer.counts
+    origin = {"variant": description.variant, "source": description.source}
+    return {**origin, "splits": splits, **partition.facts, **description.extra}

@@ -44,6 +44,15 @@ def looks_full(found: int, published: int) -> bool:
     return found >= FULL_SHARE * published
 
 
+def differences(rows: Iterable[tuple[str, float, float]]) -> list[str]:
+    """A sentence for each number, here and as published, that differs."""
+    return [
+        f"{name}: {found:,} here, {wanted:,} published"
+        for name, found, wanted in rows
+        if found != wanted
+    ]
+
+
 def compare(
     sizes: Collection[int],
     published: Counts,
@@ -69,11 +78,7 @@ def compare(
         full = looks_full(here.samples, published.samples)
     rounded = asdict(here) | {"mean": round(here.mean, 2), "sd": round(here.sd, 2)}
     rows = [(name, rounded[name], wanted) for name, wanted in asdict(published).items()]
-    differs = [
-        f"{name}: {found:,} here, {wanted:,} published"
-        for name, found, wanted in [*more, *rows]
-        if found != wanted
-    ]
+    differs = differences([*more, *rows])
     return {
         "table1": {
             "counted": counted,

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfl_bench.data import FieldSpec
+from pfl_bench.types import DataError
 from tasks.common.leaf.gathering import Gathering, Partition
 from tasks.common.progress import Progress
 from tasks.common.text.embeddings import read_words
@@ -93,8 +94,19 @@ class NumberedWords:
         # Before the texts are read, which takes minutes or hours.
         self._given = None if self.file is None else read_words(Path(self.file))
 
-    def count(self, partition: Partition, progress: Progress) -> None:
-        """Count the words of train, the longest text of all, and what is cut of each split."""
+    def choose(
+        self,
+        source: Path,
+        partition: Partition,
+        counted: int,
+        given: int | None,
+        progress: Progress,
+    ) -> None:
+        """Choose the vocabulary, which must have a word, and count what texts have of it.
+
+        It has ``counted`` numbers in all if the words of train are counted, ``given`` if they are a
+        file's, None for all of them. Messages name the ``source``.
+        """
         for done, part in enumerate(partition, 1):
             for text in part.arrays["text"]:
                 words = self._split(text)
@@ -105,20 +117,14 @@ class NumberedWords:
                     self.counts.update(kept)
             if done % 1000 == 0:
                 progress("counting words (users)", done, None)
-
-    def choose(self, counted: int, given: int | None) -> bool:
-        """Choose the vocabulary, and tell whether it has a word.
-
-        It has ``counted`` numbers in all if the words of train are counted, ``given`` if they are a
-        file's, None for all of them.
-        """
         if self._given is None:
             self.vocabulary = choose_vocabulary(self.counts, counted)
         else:
             words = (word for word in self._given if word not in SPECIAL)
             self.vocabulary = [*SPECIAL, *words][:given]
         self.ids = {w: number for number, w in enumerate(self.vocabulary) if number > UNKNOWN_ID}
-        return bool(self.ids)
+        if not self.ids:
+            raise DataError(f"{source}: the texts of train have no word; give texts that do")
 
     def convert(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
         """Number the words of gathered texts: the store's fields "tokens" and "targets"."""

@@ -51,9 +51,9 @@ def write(out: Path, partition: Partition, **changes: Any) -> dict[str, dict[str
     given = {name: changes.pop(name) for name in ("progress", "convert") if name in changes}
     facts: dict[str, Any] = {"task": "toy", "variant": "v", "source": "s", "num_classes": 2}
     facts |= {"input_shape": (2,), "fields": FIELDS, **changes}
-    return write_partition(
-        out, partition, StoreDescription(**facts), **{"progress": silent, **given}
-    )
+    described = StoreDescription(**facts)
+    written = write_partition(out, partition, described, **{"progress": silent, **given})
+    return dict(written["splits"])
 
 
 def checksum(folder: Path, partition: Partition) -> str:
