@@ -152,19 +152,8 @@ def _code(recipe: Recipe, shares: NDArray[np.float64]) -> Callable[[int, int], D
 _NOTHING = 1e-9  # what is left of 1 after fractions that sum to 1 in decimal
 
 
-@dataclass(frozen=True, slots=True)
-class Subset:
-    """Part of a pool that one split has.
-
-    Attributes:
-        names: Its users.
-        places: Shape (n,), int64: examples of the pool, user by user.
-        offsets: Shape (U + 1,), int64: user u has ``places[offsets[u]:offsets[u + 1]]``.
-    """
-
-    names: list[str]
-    places: NDArray[np.int64]
-    offsets: NDArray[np.int64]
+# By name, the places of a user's examples in a pool: shape (n,), int64.
+Users = dict[str, NDArray[np.int64]]
 
 
 def counts(total: int, train_fraction: float, val_fraction: float) -> tuple[int, int, int]:
@@ -183,84 +172,65 @@ def counts(total: int, train_fraction: float, val_fraction: float) -> tuple[int,
     return train, val, total - train - val
 
 
+def everyone(pool: Pool) -> Users:
+    """All users of a pool."""
+    bounds = itertools.pairwise(pool.offsets.tolist())
+    return {
+        name: np.arange(start, stop, dtype=np.int64)
+        for name, (start, stop) in zip(pool.names, bounds, strict=True)
+    }
+
+
 def divide(
-    pool: Pool, split_by: SplitBy, train_fraction: float, val_fraction: float, seed: int
-) -> dict[str, Subset]:
-    """Split a pool as ``counts`` says; splits that get nothing are left out.
+    users: Users, split_by: SplitBy, train_fraction: float, val_fraction: float, seed: int
+) -> dict[str, Users]:
+    """Split users, or the examples of each, as ``counts`` says; splits that get none are left out.
 
     A user's examples are shuffled by a stream of that user's name.
     """
-    users: dict[str, list[tuple[str, NDArray[np.int64]]]] = {name: [] for name in SPLITS}
+    splits: dict[str, Users] = {name: {} for name in SPLITS}
     if split_by == "user":
-        order = np.random.default_rng(seed).permutation(len(pool.names))
+        names = list(users)
+        order = np.random.default_rng(seed).permutation(len(names))
         ends = np.cumsum(counts(len(order), train_fraction, val_fraction))[:-1]
         for split, chosen in zip(SPLITS, np.split(order, ends), strict=True):
-            users[split] = [(pool.names[user], _own(pool, user)) for user in np.sort(chosen)]
+            splits[split] = {names[user]: users[names[user]] for user in np.sort(chosen)}
     else:
-        for user, name in enumerate(pool.names):
+        for name, places in users.items():
             word = hashlib.sha256(name.encode()).digest()[:8]
             rng = np.random.default_rng([seed, int.from_bytes(word, "little")])
-            own = rng.permutation(_own(pool, user))
+            own = rng.permutation(places)
             ends = np.cumsum(counts(len(own), train_fraction, val_fraction))[:-1]
             for split, piece in zip(SPLITS, np.split(own, ends), strict=True):
                 if len(piece):
-                    users[split].append((name, piece))
-    return {split: _subset(own) for split, own in users.items() if own}
+                    splits[split][name] = piece
+    return {split: own for split, own in splits.items() if own}
 
 
-def drop_small(pools: Mapping[str, Pool], min_examples: int) -> tuple[dict[str, Pool], int]:
+def drop_small(splits: Mapping[str, Users], min_examples: int) -> tuple[dict[str, Users], int]:
     """Drop and count users with too few examples over all splits; each split must keep somebody."""
     totals: Counter[str] = Counter()
-    for pool in pools.values():
-        totals.update(dict(zip(pool.names, np.diff(pool.offsets).tolist(), strict=True)))
+    for users in splits.values():
+        totals.update({name: len(places) for name, places in users.items()})
     small = {name for name, count in totals.items() if count < min_examples}
-    if not small:
-        return dict(pools), 0
-    kept: dict[str, Pool] = {}
-    for split, pool in pools.items():
-        stay = [user for user, name in enumerate(pool.names) if name not in small]
-        if not stay:
+    kept: dict[str, Users] = {}
+    for split, users in splits.items():
+        kept[split] = {name: places for name, places in users.items() if name not in small}
+        if not kept[split]:
             raise ConfigError(
                 f"min_examples {min_examples}: leaves no user in split '{split}'; the largest user "
                 f"has {max(totals.values())} examples: choose a smaller number"
             )
-        share = _subset([(pool.names[user], _own(pool, user)) for user in stay])
-        kept[split] = Pool(
-            share.names,
-            pool.inputs[share.places],
-            pool.targets[share.places],
-            share.offsets,
-            None if pool.clusters is None else pool.clusters[stay],
-        )
     return kept, len(small)
 
 
-def whole(pool: Pool) -> Subset:
-    """All that a pool has."""
-    return Subset(pool.names, np.arange(len(pool.targets), dtype=np.int64), pool.offsets)
-
-
-def partition_evenly(
-    share: Subset, num_users: int, seed: int, split: str, first: int = 0
-) -> Subset:
-    """Assign a split's examples to artificial users, in shares that differ by one.
+def partition_evenly(users: Users, seed: int, split: str, first: int = 0) -> Users:
+    """Assign a split's examples to as many artificial users, in shares that differ by one.
 
     Only as many users get something as there are examples; ``first`` is the number of the first.
     Each ``split`` has draws of its own.
     """
     rng = np.random.default_rng([seed, SPLITS.index(split)])
-    pieces = np.array_split(rng.permutation(share.places), num_users)
-    return _subset([(f"iid-{user:06d}", own) for user, own in enumerate(pieces, first) if len(own)])
-
-
-def _own(pool: Pool, user: int) -> NDArray[np.int64]:
-    return np.arange(pool.offsets[user], pool.offsets[user + 1], dtype=np.int64)
-
-
-def _subset(users: list[tuple[str, NDArray[np.int64]]]) -> Subset:
-    sizes = [len(places) for _, places in users]
-    return Subset(
-        [name for name, _ in users],
-        np.concatenate([places for _, places in users]),
-        np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
-    )
+    shuffled = rng.permutation(np.concatenate(list(users.values())))
+    pieces = np.array_split(shuffled, len(users))
+    return {f"iid-{user:06d}": own for user, own in enumerate(pieces, first) if len(own)}

@@ -24,12 +24,12 @@ from tasks.synthetic.generator import (
     Pool,
     Recipe,
     Style,
-    Subset,
+    Users,
     divide,
     drop_small,
+    everyone,
     generate,
     partition_evenly,
-    whole,
 )
 
 # Features and labels of each user, a piece a file.
@@ -181,17 +181,17 @@ class Options(StrictOptions):
 
 
 class ArraySplit(InMemorySplit):
-    """One split in memory: a share of a pool."""
+    """One split in memory: some examples of a pool, by user."""
 
-    def __init__(self, name: str, pool: Pool, share: Subset) -> None:
-        inputs, targets = (
-            torch.from_numpy(values[share.places]) for values in (pool.inputs, pool.targets)
-        )
-        super().__init__(name, inputs, targets, share.offsets, share.names)
+    def __init__(self, name: str, pool: Pool, users: Users) -> None:
+        places = np.concatenate(list(users.values()))
+        inputs, targets = (torch.from_numpy(part[places]) for part in (pool.inputs, pool.targets))
+        offsets = np.cumsum([0, *map(len, users.values())]).astype(np.int64)
+        super().__init__(name, inputs, targets, offsets, list(users))
         self._clusters: NDArray[np.int64] | None = None
         if pool.clusters is not None:
             owners = np.repeat(np.arange(len(pool.names)), np.diff(pool.offsets))
-            self._clusters = pool.clusters[owners[share.places]]
+            self._clusters = pool.clusters[owners[places]]
 
     def read_clusters(self, start: int, stop: int) -> NDArray[np.int64]:
         """Read the clusters, if known, of the examples ``start:stop``; shape (stop - start,)."""
@@ -239,8 +239,9 @@ def build(options: Options) -> SyntheticTask:
         num_classes = 1 + max(int(pool.targets.max()) for pool in pools.values())
         source = f"LEAF-format synthetic data, {options.data}"
         variant = "synthetic-json"
-    kept, num_dropped = drop_small(pools, options.min_examples)
-    clients = {split: list(pool.names) for split, pool in kept.items()}
+    found = {split: everyone(pool) for split, pool in pools.items()}
+    users, num_dropped = drop_small(found, options.min_examples)
+    clients = {split: list(own) for split, own in users.items()}
     published = None if UNSPLIT in clients else published_split_by(clients)
     if published is not None:
         changed = options.changed(*SPLIT_OPTIONS)
@@ -251,7 +252,7 @@ def build(options: Options) -> SyntheticTask:
                 f"{', '.join(changed)}: {options.data} is split by its publisher, by {published}; "
                 "leave these options out, or give data that are not split"
             )
-    splits = _splits(options, kept, published or options.split_by)
+    splits = _splits(options, pools, users, published or options.split_by)
     digest = hashlib.sha256()
     for split in splits.values():
         for array in split.content():
@@ -262,9 +263,9 @@ def build(options: Options) -> SyntheticTask:
         variant=variant,
         checksum=f"sha256:{digest.hexdigest()}",
         num_classes=num_classes,
-        input_shape=next(iter(kept.values())).inputs.shape[1:],
+        input_shape=next(iter(pools.values())).inputs.shape[1:],
         split_by=published or options.split_by,
-        extra=_extra(options, published, kept, num_dropped),
+        extra=_extra(options, published, users, num_dropped),
         artificial_users=True,
     )
     return SyntheticTask(splits, facts, (CLUSTER,) if options.data is None else ())
@@ -277,34 +278,28 @@ def _recipe(options: Options) -> Recipe:
 
 
 def _splits(
-    options: Options, pools: Mapping[str, Pool], split_by: SplitBy
+    options: Options, pools: Mapping[str, Pool], users: dict[str, Users], split_by: SplitBy
 ) -> dict[str, ArraySplit]:
     """The splits, in their usual order."""
-    if UNSPLIT in pools:
-        pool = pools[UNSPLIT]
+    if UNSPLIT in users:
         fractions = options.train_fraction, options.val_fraction
-        shares = divide(pool, options.split_by, *fractions, options.split_seed)
-        owners = dict.fromkeys(shares, pool)
-    else:
-        shares = {name: whole(pool) for name, pool in pools.items()}
-        owners = dict(pools)
+        users = divide(users[UNSPLIT], options.split_by, *fractions, options.split_seed)
+        pools = dict.fromkeys(users, pools[UNSPLIT])
     if options.partition == "iid":
-        first, partitioned = 0, {}
-        for name, share in shares.items():
-            partitioned[name] = partition_evenly(
-                share, len(share.names), options.split_seed, name, first
-            )
+        first, natural = 0, users
+        users = {}
+        for name, own in natural.items():
+            users[name] = partition_evenly(own, options.split_seed, name, first)
             if split_by == "user":  # nobody is in two splits
-                first += len(share.names)
-        shares = partitioned
-    return {name: ArraySplit(name, owners[name], shares[name]) for name in SPLITS if name in shares}
+                first += len(own)
+    return {name: ArraySplit(name, pools[name], users[name]) for name in SPLITS if name in users}
 
 
 def _extra(
-    options: Options, published: SplitBy | None, pools: Mapping[str, Pool], num_dropped: int
+    options: Options, published: SplitBy | None, users: Mapping[str, Users], num_dropped: int
 ) -> dict[str, Any]:
     """Facts beside the usual ones: the recipe, the split, how much there is."""
-    sizes = np.concatenate([np.diff(pool.offsets) for pool in pools.values()])
+    sizes = np.array([len(places) for own in users.values() for places in own.values()])
     extra: dict[str, Any] = {
         "generated": True,
         "partition": options.partition,
