@@ -34,7 +34,7 @@ class DamagedInputError(DataError):
 def reason(error: Exception, most: int = 200) -> str:
     """What an exception says, in one line of at most ``most`` characters."""
     if isinstance(error, UnicodeDecodeError):
-        return f"not text in {error.encoding}: {error.reason}"
+        return f"not text in {error.encoding.upper()}: {error.reason}"
     said = error.args[0] if error.args else ""
     # Some backends of ijson give bytes.
     text = said.decode(errors="replace") if isinstance(said, bytes) else str(error)
@@ -65,7 +65,11 @@ def open_hdf5(path: Path) -> Iterator[Any]:
     """Open an ``h5py.File`` for reading; damage is a ``DamagedInputError``."""
     import h5py
 
-    with reading(path, RuntimeError, KeyError), h5py.File(path, "r") as file:
+    mend = "it is damaged, cut or packed: get it anew, and unpack it"
+    with (
+        reading(path, RuntimeError, KeyError, what=lambda: "not a readable HDF5 file", mend=mend),
+        h5py.File(path, "r") as file,
+    ):
         yield file
 
 

@@ -230,7 +230,7 @@ def test_damaged_tables_are_refused_with_file_and_line(
 def test_missing_files_and_a_damaged_zip_are_refused(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.h5"
     (source / ATTRIBUTES_FILE).write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(DataError, match="not text in ascii"):
+    with pytest.raises(DataError, match="not text in ASCII"):
         prepared(source, out)
     (source / ATTRIBUTES_FILE).unlink()
     with pytest.raises(DataError, match=f"no file {ATTRIBUTES_FILE}"):

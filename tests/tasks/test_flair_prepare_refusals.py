@@ -161,7 +161,7 @@ def test_a_relationship_file_without_pairs_or_of_bytes(source: Path, tmp_path: P
     path.write_text("\n\n")
     refused(source, tmp_path / "o", "holds no pair")
     path.write_bytes(b"\xff\xfe\x00")
-    refused(source, tmp_path / "o", "not text in utf-8")
+    refused(source, tmp_path / "o", "not text in UTF-8")
 
 
 def test_the_same_image_twice(source: Path, tmp_path: Path) -> None:

@@ -276,7 +276,7 @@ def test_folders_without_blocks_are_told(tmp_path: Path, texts: dict[str, str], 
 def test_what_is_no_text_is_named(tmp_path: Path) -> None:
     source = write_texts(tmp_path / "raw", train__a="x")
     (source / "train" / "b.txt").write_bytes(b"\xff\xfe")
-    with pytest.raises(DataError, match=r"b\.txt: not text in UTF-8"):
+    with pytest.raises(DataError, match=r"b\.txt: cannot be read \(not text in UTF-8"):
         prepare.prepare(source, tmp_path / "a.h5", prepare.Options(), silent)
 
 

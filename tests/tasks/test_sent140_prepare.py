@@ -378,7 +378,7 @@ def test_vectors_are_found_by_word(tmp_path: Path) -> None:
         ("g.txt", b"good 1 x\n", "'good' is not made of numbers"),
         ("g.txt", b"good 1 nan\n", "'good' has numbers that are not finite"),
         ("g.txt", b"other 1 2\n", "none of the vocabulary's words"),
-        ("g.txt", b"good 1 2\n\xff\xfe 1 2\n", "not text in utf-8"),
+        ("g.txt", b"good 1 2\n\xff\xfe 1 2\n", "not text in UTF-8"),
         (
             "e.json",
             b'{"vocab": ["good", "day"], "emba": [[1]]}',

@@ -120,8 +120,8 @@ class NumberedWords:
         if self._given is None:
             self.vocabulary = choose_vocabulary(self.counts, counted)
         else:
-            words = (word for word in self._given if word not in SPECIAL)
-            self.vocabulary = [*SPECIAL, *words][:given]
+            known = [word for word in self._given if word not in SPECIAL]
+            self.vocabulary = [*SPECIAL, *known][:given]
         self.ids = {w: number for number, w in enumerate(self.vocabulary) if number > UNKNOWN_ID}
         if not self.ids:
             raise DataError(f"{source}: the texts of train have no word; give texts that do")

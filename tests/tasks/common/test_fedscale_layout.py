@@ -175,7 +175,7 @@ def test_a_wrong_row_is_named(rows: list[str], message: str, tmp_path: Path) -> 
     [
         (b"", r"line 1: the header is 'an empty file'; it must be client_id,sample_path"),
         (b"client_id,path,label_name,label_id\n", r"line 1: the header is 'client_id,path"),
-        (HEADER.encode() + b"9,\xff.txt,Tree,0\n", r"cannot be read \(not text in utf-8"),
+        (HEADER.encode() + b"9,\xff.txt,Tree,0\n", r"cannot be read \(not text in UTF-8"),
     ],
 )
 def test_a_wrong_file_is_named(content: bytes, message: str, tmp_path: Path) -> None:
