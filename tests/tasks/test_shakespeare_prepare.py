@@ -242,7 +242,7 @@ def test_the_task_gives_what_models_take(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not REAL.is_file(), reason="the real text is not in ../shared/data/shakespeare")
 def test_the_real_text_gives_table_1_but_for_one_role(tmp_path: Path) -> None:
-    facts = run(REAL, tmp_path / "out.h5", num_users=118)
+    facts = run(REAL.parent, tmp_path / "out.h5", num_users=118)
     assert facts["text"] == {
         "file": REAL.name,
         "md5": gutenberg.EDITION_MD5,
