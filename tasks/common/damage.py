@@ -32,7 +32,7 @@ class DamagedInputError(DataError):
 
 
 def reason(error: Exception, most: int = 200) -> str:
-    """What an exception says, in one line of at most ``most`` characters."""
+    """Message of an exception, in one line of at most ``most`` characters."""
     if isinstance(error, UnicodeDecodeError):
         return f"not text in {error.encoding.upper()}: {error.reason}"
     said = error.args[0] if error.args else ""
