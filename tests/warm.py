@@ -40,9 +40,15 @@ class Context(multiprocessing.context.ForkServerContext):
 
 
 def _call(environment: dict[str, str], target: Callable[..., None], args: Any) -> None:
+    _set(environment)
+    target(*args)
+
+
+def _set(environment: Mapping[str, str]) -> None:
     os.environ.clear()
     os.environ.update(environment)
-    target(*args)
+    # The server may have been told otherwise by a flag, which it has from the first process.
+    sys.dont_write_bytecode = bool(environment.get("PYTHONDONTWRITEBYTECODE"))
 
 
 def python(
@@ -92,8 +98,7 @@ def _main(
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(file, number)
         os.close(file)
-    os.environ.clear()
-    os.environ.update(environment)
+    _set(environment)
     os.chdir(folder)
     paths = environment.get("PYTHONPATH", "").split(os.pathsep)
     # This project is found as it is installed, behind the folder and PYTHONPATH.

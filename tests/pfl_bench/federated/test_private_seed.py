@@ -231,30 +231,35 @@ def test_a_seed_that_does_not_follow_from_its_parts_fails_the_audit(tmp_path: Pa
     assert "different seeds" in seed_check(tmp_path / "run").evidence
 
 
-# Runs a configuration several times in one process, so that torch is imported once.
-RUNS = """
-import sys
-from pathlib import Path
-from pfl_bench.runs.runner import run
-from tests.helpers import make_config
-from tests.pfl_bench.federated.test_private_seed import NOISE
+PINNED: dict[str, dict[str, Any]] = {"own": {}, "again": {}, "pinned": {"privacy__nonce": 1}}
 
-for name in ("own", "again", "pinned"):
-    nonce = {"privacy__nonce": 1} if name == "pinned" else {}
-    run(make_config("private_federated", **{**NOISE, **nonce}), Path(sys.argv[1]) / name)
+
+def first_noises(folder: Path, *names: str) -> dict[str, list[float]]:
+    """The first noise of runs that are named as in ``PINNED``."""
+    found = {}
+    for name in names:
+        run(make_config("private_federated", **{**NOISE, **PINNED[name]}), folder / name)
+        found[name] = read_ledger(folder / name / "ledger.jsonl")[0]["noise"]["head"]
+    return found
+
+
+RUNS = """
+import json, sys
+from pathlib import Path
+from tests.pfl_bench.federated.test_private_seed import first_noises
+
+found = first_noises(Path(sys.argv[1]), "own", "pinned")
+(Path(sys.argv[1]) / "found.json").write_text(json.dumps(found))
 """
 
 
 def test_another_instruction_set_draws_other_noise(tmp_path: Path) -> None:
     """Otherwise the difference of the two runs' releases would be bare of noise."""
-    found: dict[str, dict[str, list[float]]] = {}
-    for name, switches in (("native", {}), ("other", {"ATEN_CPU_CAPABILITY": "default"})):
-        python(REPOSITORY, "-c", RUNS, str(tmp_path / name), environment=switches)
-        found[name] = {
-            folder.name: read_ledger(folder / "ledger.jsonl")[0]["noise"]["head"]
-            for folder in (tmp_path / name).iterdir()
-        }
-    native, other = found["native"], found["other"]
+    native = first_noises(tmp_path / "native", "own", "again", "pinned")
+    # PyTorch reads it when it is imported.
+    switches = {"ATEN_CPU_CAPABILITY": "default"}
+    python(REPOSITORY, "-c", RUNS, str(tmp_path), environment=switches)
+    other = json.loads((tmp_path / "found.json").read_text())
     assert native["own"] == native["again"]
     assert native["own"] != pytest.approx(other["own"], rel=1e-3)
     assert native["pinned"] == pytest.approx(other["pinned"], rel=1e-3)
