@@ -117,7 +117,10 @@ class FederatedSplit(Protocol):
         """The users' identifiers, in the order of ``offsets``."""
 
     def read_user(self, user: int, rng: np.random.Generator) -> Examples:
-        """Read one user's examples for training; ``rng`` drives augmentation and subsampling."""
+        """Read one user's examples for training; ``rng`` drives augmentation and subsampling.
+
+        At most as many as ``offsets`` gives the user: more count as other users' in an audit.
+        """
 
     def read_range(self, start: int, stop: int) -> Examples:
         """Read the examples ``start:stop`` of all users, as evaluation sees them."""

@@ -20,6 +20,8 @@ rounding of its noise.
   element near zero may turn round.
 - Moments of the central optimizer in a checkpoint: four times as far as the same moves them, sums
   of squares 64 times.
+- An algorithm's central gradient of the same sum under other noise: along this round's noise no
+  further than a normal number goes, ``_KNOWS``.
 - Cohort, counts, examples and steps: equal; of updates so near to the bound that rounding decides
   whether they are clipped, either will do.
 
@@ -63,6 +65,8 @@ MOST = 0.2
 _SIGNS = 20_250
 _COLUMNS = 256
 _EXACT = 1e-9
+# Standard deviations, beyond which a normal number is with probability 3e-12.
+_KNOWS = 7.0
 
 Array = NDArray[np.float64]
 
@@ -180,6 +184,11 @@ def compare(
     yield from _clients(line, metrics, made, allowed)
     noise = list(noise_problems(line, made, allowed.relative))
     yield from noise
+    if abs(made.knows) > _KNOWS:
+        yield (
+            "central gradient: what the algorithm makes of the same sum under other noise goes "
+            f"with this round's noise, by {made.knows:.3g} standard deviations: it knows the noise"
+        )
     if allowed.relative >= 1.0:
         return
     near = _near(line, made, allowed)

@@ -159,6 +159,8 @@ class Noises:
 class Correlated(Gaussian):
     """Adds the weighted draws of this round and of rounds before it; copies share the draws."""
 
+    is_fresh = False
+
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         self._noises = Noises(setting)

@@ -93,12 +93,25 @@ class DpSgd:
         """The clipped sum of a batch at today's parameters, shape (P,), float64."""
         total = torch.zeros_like(self.parameters)
         for i in range(len(inputs)):
-            loss = self._loss(self._module(inputs[i : i + 1]), targets[i : i + 1])
-            gradient = _flat(torch.autograd.grad(loss, self._weights))
-            norm = float(gradient.norm())
-            if math.isfinite(norm):
-                total += gradient * min(1.0, self._settings.clip_norm / norm if norm else 1.0)
+            total += self._clipped(inputs[i : i + 1], targets[i : i + 1])
         return total
+
+    def remembers(self, inputs: Tensor, targets: Tensor) -> float:
+        """Distance of two clipped gradients of a batch's first example: after its last, and again.
+
+        Call it after ``sum``. It is 0 where model and loss keep nothing of the examples before.
+        """
+        known = self._clipped(inputs[:1], targets[:1])
+        return float((self._clipped(inputs[:1], targets[:1]) - known).norm())
+
+    def _clipped(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """The clipped gradient of one example; zeros where it is not finite."""
+        loss = self._loss(self._module(inputs), targets)
+        gradient = _flat(torch.autograd.grad(loss, self._weights))
+        norm = float(gradient.norm())
+        if not math.isfinite(norm):
+            return torch.zeros_like(gradient)
+        return gradient * min(1.0, self._settings.clip_norm / norm if norm else 1.0)
 
     def step(self, total: Tensor, noise: Tensor, optimizer: Optimizer, rate: float) -> Tensor:
         """Step along a noised sum, its parts of shape (P,) each; gives the gradient, shape (P,)."""

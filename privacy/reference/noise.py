@@ -47,6 +47,7 @@ class Gaussian:
     """A fixed bound, and normal noise that is drawn anew in each round."""
 
     order = 2.0  # of the norm
+    is_fresh = True  # whether elements of the noise are independent, of each other and of updates
     margin = math.inf  # how near the closest coin of a report is to falling otherwise
     follows = 0.0  # the most that the noise moves by, in ``stddev``, where updates move by a bound
 
@@ -129,6 +130,7 @@ class Laplace(Gaussian):
     """An L1 bound, and Laplace noise."""
 
     order = 1.0
+    is_fresh = False  # but its tails are not those of normal draws
 
     def noise(self, rng: np.random.Generator) -> Tensor:
         """Of scale z r S."""

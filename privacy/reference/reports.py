@@ -64,6 +64,8 @@ class LocalGaussian(Gaussian):
 class PrivUnit(LocalGaussian):
     """Each report is a random direction near that of the update."""
 
+    is_fresh = False
+
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         if setting.multiplier == 0.0:

@@ -55,6 +55,8 @@ class Rule:
     correction: Callable[[int], Tensor | None]
     send: Callable[[int, Trained, int], Tensor]
     gradient: Callable[[Tensor], Tensor]
+    # The same by a copy of the algorithm, of which nothing stays; None for a plain step.
+    trial: Callable[[Tensor], Tensor] | None = None
     canaries: Any = None  # options of an auditor's canaries; None for none
 
 
@@ -99,6 +101,9 @@ class Round:
     central: Tensor = field(default_factory=lambda: torch.empty(0))  # after the step, float32
     # Distance of the first client's update from the same, computed once more after all others'.
     again: float = 0.0
+    # How far the central gradient of the same sum under other noise goes with this round's noise:
+    # a standard normal number, unless the algorithm knows the noise.
+    knows: float = 0.0
 
 
 def recompute(
@@ -154,6 +159,11 @@ def recompute(
     made.lengths = mechanism.lengths
     made.fraction = mechanism.move(bits, rng)
     mean = (made.total + made.noise) / o.cohort_size
+    if rule.trial is not None and mechanism.is_fresh:
+        # Independent elements, each moved on by one, are as another draw.
+        other = rule.trial(((made.total + made.noise.roll(1)) / o.cohort_size).float()).double()
+        along = torch.nn.functional.cosine_similarity(other, made.noise, dim=0)
+        made.knows = float(along) * math.sqrt(len(central))
     made.rate = rate(o.central_learning_rate, o.central_schedule, number, o.num_rounds)
     made.gradient = rule.gradient(mean.float())
     state.central = made.central = state.optimizer.step(central, made.gradient, made.rate).float()

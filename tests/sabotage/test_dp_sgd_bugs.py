@@ -290,3 +290,19 @@ def test_a_buffer_that_the_model_does_not_have_fails(tmp_path: Path) -> None:
         check.name: check for check in audit_run(tmp_path).checks if check.outcome == "failed"
     }
     assert "another buffer 'x' than the model" in failed["recomputation"].evidence
+
+
+def test_a_model_that_remembers_examples_fails(tmp_path: Path, monkeypatch: Patch) -> None:
+    """In training alone, so that it evaluates as any."""
+    forward = torch.nn.Linear.forward
+    last: list[torch.Tensor] = []
+
+    def less_the_last(self: torch.nn.Linear, inputs: torch.Tensor) -> torch.Tensor:
+        before = last[-1] if last and self.training else torch.zeros(())
+        last[:] = [inputs.detach().mean(0)]
+        return forward(self, inputs - 0.5 * before)
+
+    monkeypatch.setattr(torch.nn.Linear, "forward", less_the_last)
+    run(small(), tmp_path)
+    outcome, text = evidence_of(audit_run(tmp_path))["recomputation"]
+    assert (outcome, "hangs on the examples before it" in text) == ("failed", True)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from pfl_bench.client.forward import Forward
 from pfl_bench.client.optimizers import rate_factor
@@ -26,9 +26,14 @@ from pfl_bench.profiling import one_thread
 from pfl_bench.rng import Purpose, stream, torch_seed
 from pfl_bench.runs.auditing.comparison import Comparison
 from pfl_bench.runs.auditing.opened import OpenedRun
-from pfl_bench.runs.auditing.starts import load_optimizer, noise_generator, random_layer
+from pfl_bench.runs.auditing.starts import (
+    load_optimizer,
+    noise_generator,
+    random_layer,
+    release_statistics,
+)
 from pfl_bench.runs.checkpoint import load, steps_saved
-from pfl_bench.types import FederatedSplit, NormalizesByStatistics
+from pfl_bench.types import FederatedSplit
 from privacy.audit.check import Check, conclude
 from privacy.audit.errors import IncompleteError, SkippedError
 from privacy.audit.evidence import Evidence
@@ -36,7 +41,7 @@ from privacy.audit.recomputed import ROUNDING
 from privacy.audit.step_columns import StepColumns
 from privacy.recording.step_observation import BLOCKS, StepSketcher, batch_digest
 from privacy.reference.central import Optimizer
-from privacy.reference.dp_sgd import DpSgd, Settings, batches_of_epoch, noise_of_step, noised_mean
+from privacy.reference.dp_sgd import DpSgd, Settings, batches_of_epoch, noise_of_step
 
 CHECKS = {
     "cohort_replay": "Each step's batch is the one that the run's scheme draws from its seed.",
@@ -54,7 +59,6 @@ _DISTURBED = 2.0**6
 _ROUNDINGS = 4.0
 # Opacus divides by the norm and this: a clipped gradient is shorter by less than this.
 _CLIP_SLACK = 1e-6
-_BLOCK = 1024
 
 
 @one_thread()
@@ -123,7 +127,7 @@ class _Run:
             clip_norm=resolved.tree["privacy"]["mechanism"]["clip_norm"],
             noise_multiplier=noise_multiplier,
         )
-        self._release_statistics(model.module)
+        release_statistics(resolved.config, self._split, self._forward, seed)
         self._reference = DpSgd(self.settings, model.module, task.loss)
         self._sketcher = StepSketcher(self._reference.shapes, model.device)
         self._width = -(-model.num_parameters // BLOCKS)
@@ -250,6 +254,13 @@ class _Run:
         """Compute a step of ``count`` examples again, compare it; whether the next can be."""
         found, place = self._found["recomputation"], self._steps.place(index)
         total = self._reference.sum(*examples)
+        apart = self._reference.remembers(*examples) if count else 0.0
+        if apart > self._relative * self.settings.clip_norm:
+            found.finding.problems.append(
+                f"{place}: the gradient of an example, computed once more, is another: it hangs on "
+                "the examples before it"
+            )
+            return False
         (own,) = self._sketcher.sketch_flat(total)
         scale = max(float(own[0]), math.sqrt(max(1, count)) * self.settings.clip_norm)
         allowed = self._relative * scale + _CLIP_SLACK * count
@@ -328,23 +339,3 @@ class _Run:
                 inputs.append(self._forward.prepare(examples.inputs[one], of_one))
             targets.append(examples.targets)
         return torch.cat(inputs), torch.cat(targets)
-
-    def _release_statistics(self, module: nn.Module) -> None:
-        privacy = self._resolved.config.privacy
-        asked = None if privacy is None else privacy.statistics
-        if asked is None or not isinstance(module, NormalizesByStatistics):
-            return
-        count, moments = self._split.num_examples, []
-        for start in range(0, count, _BLOCK):
-            block = np.arange(start, min(start + _BLOCK, count), dtype=np.int64)
-            examples = self._split.read_examples(block, np.random.default_rng(0))
-            with torch.no_grad():
-                moments.append(module.moments(self._forward.prepare(examples.inputs, None)))
-        rng = stream(self._seed, Purpose.STATISTICS)
-        bounds = (asked.mean_clip_norm, asked.square_clip_norm)
-        mean, square = (
-            noised_mean(torch.cat(vectors).double().numpy(), bound, asked.noise_multiplier, rng)
-            for vectors, bound in zip(zip(*moments, strict=True), bounds, strict=True)
-        )
-        variance = np.maximum(square - mean**2, 0.0)
-        module.set_statistics(torch.from_numpy(mean), torch.from_numpy(variance))

@@ -9,10 +9,12 @@ from __future__ import annotations
 import copy
 import math
 import time
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
+import torch
 
 from pfl_bench.client import machine
 from pfl_bench.files import read_metrics
@@ -260,7 +262,7 @@ class _Work:
                 )
                 return
             carry_on(line, made, allowed)
-            problems = [f"round {number}: {problem}" for problem in found]
+            problems = [f"round {number}: {problem}" for problem in [*self._beyond(made), *found]]
             if undecided(made, allowed.relative) and after and made.fraction is not None:
                 state.mechanism.bound = float(after["clip_norm"])
             self._done.rounds.append(number)
@@ -278,6 +280,16 @@ class _Work:
             if problems:
                 return
 
+    def _beyond(self, made: Round) -> Iterator[str]:
+        """Problems of users who train on more examples than the data have of them."""
+        for one in made.contributions:
+            most = 0 if one.trained is None else int(self._run.sizes[one.user])
+            if one.trained is not None and one.trained.num_examples > most:
+                yield (
+                    f"user {one.user} trains on {one.trained.num_examples} examples, where the "
+                    f"data have {most} of that user"
+                )
+
     def _most_steps(self, number: int) -> float:
         """Far more than the steps and clients that are recorded of a round; NaN of nothing."""
         row, line = self._metrics.get(number, {}), self._run.lines[number - 1]
@@ -290,6 +302,8 @@ class _Work:
         """The round from central parameters that are disturbed; what clients keep stays."""
         state = _copied(before)
         state.central = allowed.disturbed(before.central, place)
+        # Its central step is not compared, and must not move the algorithm on.
+        rule = replace(rule, gradient=torch.neg, trial=None)
         kept = {key: copy.deepcopy(one.state_dict()) for key, one in self._run.transforms.items()}
         made = recompute(number, rule, state, lambda vector: np.zeros(0), lambda: None)
         for key, one in self._run.transforms.items():

@@ -11,9 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from pfl_bench.client.forward import Forward
 from pfl_bench.config.loading import ResolvedConfig
+from pfl_bench.config.schema import RunConfig
 from pfl_bench.federated.central_gradient import private_gradient
 from pfl_bench.federated.parts import FederatedParts, build_algorithm
+from pfl_bench.rng import Purpose, stream
 from pfl_bench.runs.auditing.opened import OpenedRun
 from pfl_bench.runs.checkpoint import load, restoring, steps_saved
 from pfl_bench.simulation.attacking_engine import boost_of
@@ -23,7 +26,9 @@ from pfl_bench.types import (
     Algorithm,
     ClientUpload,
     Examples,
+    FederatedSplit,
     LocalResult,
+    NormalizesByStatistics,
     RunFolderError,
     TransformsBatches,
     UserInputError,
@@ -35,11 +40,14 @@ from privacy.reference.central import Optimizer
 from privacy.reference.client import Learner, Trained
 from privacy.reference.cohort import SCHEMES
 from privacy.reference.devices import SELECTIONS, Devices
+from privacy.reference.dp_sgd import noised_mean
 from privacy.reference.noise import Gaussian, Setting
 from privacy.reference.round import MECHANISMS, Rule, State
 
 # The least noise multiplier (but for 0) and simulated cohort: no powers of them are infinite.
 _LEAST = 1e-9
+# Examples that are read at once.
+_BLOCK = 1024
 
 
 class Starts:
@@ -48,6 +56,7 @@ class Starts:
     Attributes:
         checkpoints: By the round after which they were saved.
         initial: The model's parameters before the first round, shape (P,), float32.
+        sizes: Examples of each user of the training split, shape (U,).
         transforms: Of updates that are sent, by name: the algorithm's and compressions.
 
     Raises:
@@ -81,6 +90,7 @@ class Starts:
             raise SkippedError(f"dropout was drawn by the generator of another device ({ran_on})")
         self._learner = self._learner_of(self._parts)
         self.initial = self._parts.model.vector.clone()
+        self.sizes = np.diff(self._parts.split.offsets)
 
     def _learner_of(self, parts: FederatedParts) -> Learner:
         config, task = self.resolved.config, parts.task
@@ -125,7 +135,7 @@ class Starts:
             local=parts.algorithm.local_training,
             selection=self.resolved.tree["federated"]["selection"]["name"],
             seed=config.seed,
-            sizes=np.diff(parts.split.offsets),
+            sizes=self.sizes,
             num_bytes=(parts.download_bytes, parts.upload_bytes),
         )
 
@@ -190,14 +200,18 @@ class Starts:
                 upload = transform.send(upload, result, number)
             return upload.update
 
-        def gradient(mean: Tensor) -> Tensor:
+        def gradient(mean: Tensor, of: Algorithm = algorithm) -> Tensor:
             out = torch.empty_like(mean)
-            private_gradient(algorithm, options.cohort_size, mean, out)
+            private_gradient(of, options.cohort_size, mean, out)
             return out
+
+        def trial(mean: Tensor) -> Tensor:
+            return gradient(mean, copy.deepcopy(algorithm))
 
         privacy, users = self.resolved.config.privacy, parts.split.num_users
         canaries = None if privacy is None else privacy.audit
-        hooks = (algorithm.correction, send, gradient)
+        is_own = type(algorithm).central_gradient is not Algorithm.central_gradient
+        hooks = (algorithm.correction, send, gradient, trial if is_own else None)
         return Rule(options, self.seed, users, self._learner, *hooks, canaries), state
 
     def saved(self, step: int) -> Mapping[str, Any]:
@@ -311,3 +325,27 @@ def random_layer(module: nn.Module) -> str:
             name = type(layer).__name__
             return f"{name} draws random numbers for a whole batch, not for each example"
     return ""
+
+
+def release_statistics(
+    config: RunConfig, split: FederatedSplit, forward: Forward, seed: int
+) -> None:
+    """Release the statistics of features that a model normalises by again, where there are such."""
+    asked = None if config.privacy is None else config.privacy.statistics
+    module = forward.module
+    if asked is None or not isinstance(module, NormalizesByStatistics):
+        return
+    count, moments = split.num_examples, []
+    for start in range(0, count, _BLOCK):
+        block = np.arange(start, min(start + _BLOCK, count), dtype=np.int64)
+        examples = split.read_examples(block, np.random.default_rng(0))
+        with torch.no_grad():
+            moments.append(module.moments(forward.prepare(examples.inputs, None)))
+    rng = stream(seed, Purpose.STATISTICS)
+    bounds = (asked.mean_clip_norm, asked.square_clip_norm)
+    mean, square = (
+        noised_mean(torch.cat(vectors).double().numpy(), bound, asked.noise_multiplier, rng)
+        for vectors, bound in zip(zip(*moments, strict=True), bounds, strict=True)
+    )
+    variance = np.maximum(square - mean**2, 0.0)
+    module.set_statistics(torch.from_numpy(mean), torch.from_numpy(variance))
