@@ -99,7 +99,8 @@ class DpSgd:
     def remembers(self, inputs: Tensor, targets: Tensor) -> float:
         """Distance of two clipped gradients of a batch's first example: after its last, and again.
 
-        Call it after ``sum``. It is 0 where model and loss keep nothing of the examples before.
+        Call it after ``sum``, with the same batch, shape (n, ...). 0 where model and loss keep
+        nothing of the examples before.
         """
         known = self._clipped(inputs[:1], targets[:1])
         return float((self._clipped(inputs[:1], targets[:1]) - known).norm())
