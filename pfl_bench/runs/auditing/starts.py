@@ -332,12 +332,10 @@ def release_statistics(
 ) -> None:
     """Release the statistics of features that a model normalises by again, where there are such."""
     asked = None if config.privacy is None else config.privacy.statistics
-    module = forward.module
+    module, moments = forward.module, []
     if asked is None or not isinstance(module, NormalizesByStatistics):
         return
-    count, moments = split.num_examples, []
-    for start in range(0, count, _BLOCK):
-        block = np.arange(start, min(start + _BLOCK, count), dtype=np.int64)
+    for block in np.split(np.arange(split.num_examples), range(_BLOCK, split.num_examples, _BLOCK)):
         examples = split.read_examples(block, np.random.default_rng(0))
         with torch.no_grad():
             moments.append(module.moments(forward.prepare(examples.inputs, None)))
