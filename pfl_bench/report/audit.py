@@ -11,7 +11,13 @@ from pfl_bench.files import read_json
 from pfl_bench.report.results import format_epsilon
 from pfl_bench.report.run_folder import RunRecord
 from pfl_bench.report.table import Cell, Table
-from pfl_bench.runs.audit_file import AUDIT_FILE, AUDIT_VERSION, ON_RECORDS, ledger_digest
+from pfl_bench.runs.audit_file import (
+    AUDIT_FILE,
+    AUDIT_VERSION,
+    NOT_LOOKED_AT,
+    ON_RECORDS,
+    ledger_digest,
+)
 from pfl_bench.types import RunFolderError, as_float
 
 # Failures first, then what was not looked at: that is what a reader should see.
@@ -49,7 +55,11 @@ def audit_status(run: RunRecord) -> str:
     document = _read(run.path / AUDIT_FILE) if run.is_audit_believed else None
     if document is None:
         return "not audited"
-    return "stale" if _is_stale(run, document) else _status(document)
+    if _is_stale(run, document):
+        return "stale"
+    status = _status(document)
+    has_others = status.startswith("passed") and _left_out(document)
+    return f"{status}; files not looked at" if has_others else status
 
 
 def _is_stale(run: RunRecord, document: Mapping[str, Any]) -> bool:
@@ -88,7 +98,7 @@ def _words(name: str, run: RunRecord, document: Mapping[str, Any]) -> AuditWords
     return AuditWords(
         title=f"{name}, seed {run.seed}",
         status=_status(document),
-        counts=", ".join(f"{counts.get(key, 0)} {key}" for key in _COUNTED),
+        counts=", ".join(f"{counts.get(key, 0)} {key}" for key in _COUNTED) + _left_out(document),
         is_stale=_is_stale(run, document),
         checks=Table.of(("check", *keys[1:]), lines, to_left=range(4)),
         tuning=_tuning(document.get("tuned_runs") or {}),
@@ -103,12 +113,18 @@ def outcome_cell(outcome: str, detail: str = "") -> Cell:
 
 def _status(document: Mapping[str, Any]) -> str:
     """Verdict of an audit, which says if it rests on records alone; earlier versions knew two."""
-    known, words = document.get("verdict"), document.get("words")
-    if known == "passed" and words == ON_RECORDS:
+    known, words = document.get("verdict"), str(document.get("words"))
+    if known == "passed" and words.startswith(ON_RECORDS):
         return ON_RECORDS
     if known in ("passed", "failed", "incomplete"):
         return str(known)
     return "passed" if document.get("passed") is True else "failed"
+
+
+def _left_out(document: Mapping[str, Any]) -> str:
+    """Files that an audit has not looked at, as its words name them; empty for none."""
+    _, found, names = str(document.get("words")).partition(NOT_LOOKED_AT)
+    return f"; {found}{names}" if found else ""
 
 
 def _tuning(tuned: Mapping[str, Any]) -> str:

@@ -15,6 +15,7 @@ from pfl_bench.runs.audit_file import (
     AUDIT_VERSION,
     LEDGER_FILE,
     ON_RECORDS,
+    files_left_out,
     ledger_digest,
 )
 from pfl_bench.runs.auditing.dp_sgd import recompute_dp_sgd
@@ -64,13 +65,15 @@ class RunAudit:
 
     @property
     def words(self) -> str:
-        """The verdict in words, which say whether a pass rests on records alone."""
-        again = self.recomputed
-        if self.verdict != "passed":
-            return self.verdict
-        if not again.rounds:
-            return ON_RECORDS
-        return f"passed: recomputed {len(again.rounds)} of {again.of} {again.unit}"
+        """The verdict in words: whether a pass rests on records alone, and what was left out."""
+        again, seen = self.recomputed, ""
+        status = self.verdict
+        if status == "passed" and again.rounds:
+            seen = f"recomputed {len(again.rounds)} of {again.of} {again.unit}"
+        elif status == "passed":
+            status = ON_RECORDS
+        said = "; ".join(filter(None, (seen, files_left_out(self.inputs.other_files))))
+        return f"{status}: {said}" if said else status
 
     @property
     def not_covered(self) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,15 @@ AUDIT_FILE = "audit.json"
 # The words of a pass without a round or step that was computed again.
 ON_RECORDS = "passed on records alone"
 LEDGER_FILE = "ledger.jsonl"
+# Begins what the verdict says of files in the folder that no run writes.
+NOT_LOOKED_AT = "not looked at: "
+_NAMED = 3
+
+
+def files_left_out(names: Sequence[str]) -> str:
+    """Files in a run's folder that an audit has not looked at, in words; empty for none."""
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"{NOT_LOOKED_AT}{', '.join(names[:_NAMED])}{more}" if names else ""
 
 
 def ledger_begins(folder: Path) -> dict[str, Any]:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import fields
 from typing import Any
+
+from pfl_bench.types.results import ExpectedResult
 
 
 def misfit(value: Any, layout: Any, where: str = "") -> str | None:
@@ -22,6 +26,7 @@ def misfit(value: Any, layout: Any, where: str = "") -> str | None:
         is_bool, kinds = isinstance(value, bool), _KINDS[layout]
         right = isinstance(value, kinds) and is_bool == (layout == "flag")
         right = right or (layout.startswith("number") and value in ("nan", "inf", "-inf"))
+        right = right or layout == "any"
         return None if right else f"'{where}' is {value!r:.60}; expected a {layout}"
     if isinstance(layout, tuple):
         return None if value in layout else f"'{where}' is {value!r:.60}; expected one of {layout}"
@@ -42,7 +47,24 @@ def misfit(value: Any, layout: Any, where: str = "") -> str | None:
     return next((found for at, item, part in parts if (found := misfit(item, part, at))), None)
 
 
+def unnamed(value: Any, layout: Any, where: str = "") -> Iterator[str]:
+    """Dotted names of the members of parsed JSON that its layout does not name.
+
+    The value has its layout, which is as for ``misfit``; an object without a named member may have
+    any.
+    """
+    if isinstance(layout, list):
+        for item in value or ():
+            yield from unnamed(item, layout[0], where)
+    elif isinstance(layout, dict) and layout and value:
+        for key, item in value.items():
+            at, part = f"{where}.{key}".lstrip("."), layout.get(f"{key}!", layout.get(key))
+            part = layout.get(...) if part is None else part
+            yield from (at,) if part is None else unnamed(item, part, at)
+
+
 _KINDS: dict[str, Any] = {
+    "any": object,
     "text": str,
     "text or null": (str, type(None)),
     "flag": bool,
@@ -86,28 +108,50 @@ _DATA = {
     "variant": "text",
     "checksum": "text",
     "num_classes": "whole number",
+    "input_shape": "any",
     "split_by": "text",
     "extra": {},
+    "class_names": "any",
+    "artificial_users": "any",
     "num_users": {...: "whole number"},
 }
-# What the readers of a run's files rely on.
+_ENVIRONMENT = {
+    "command": ["text"],
+    "started": "text",
+    "python": "text",
+    "platform": "text",
+    "packages": {...: "text or null"},
+    "plugins": {...: "text"},
+    "hardware": {
+        "machine": "scalar",
+        "processor": "scalar",
+        "logical_cores": "scalar",
+        "torch_threads": "whole number",
+        "device": "text",
+        "cpu_capability": "scalar",
+        "accelerator": "scalar",
+        "cuda": "scalar",
+        "nondeterministic_operations": "scalar",
+    },
+    "git": {"commit": "text", "uncommitted_changes": "flag"},
+    "data": {key: _DATA[key] for key in ("source", "variant", "checksum")},
+    "model": {"initial_digest": "text"},
+    "engine": {"name": "text"},
+    "processes": "text",
+    "private_seed": {"value!": "text", "parts!": {}, "nonce": "text"},
+}
+# How the ledger began that a resumed run goes on with.
+_LEDGER = {"bytes": "whole number", "sha256": "text"}
+# What a run writes into its files, of the kinds that their readers rely on.
 LAYOUTS: dict[str, Any] = {
     "environment.json": {
-        "command": ["text"],
-        "started": "text",
-        "python": "text",
-        "platform": "text",
-        "packages": {...: "text or null"},
-        "plugins": {...: "text"},
-        "hardware": {...: "scalar", "device": "text", "torch_threads": "whole number"},
-        "git": {"commit": "text", "uncommitted_changes": "flag"},
-        "data": _DATA,
-        "model": {"initial_digest": "text"},
-        "engine": {"name": "text"},
-        "processes": "text",
-        "private_seed": {"value!": "text", "parts!": {}, "nonce": "text"},
+        **_ENVIRONMENT,
+        "resumptions": [{**_ENVIRONMENT, "after": "whole number", "ledger": _LEDGER}],
     },
     "summary.json": {
+        **dict.fromkeys(("format_version", "name", "setting", "task", "variant", "seed"), "any"),
+        **dict.fromkeys(("diverged", "selected", "selection"), "any"),
+        "expected": [dict.fromkeys((each.name for each in fields(ExpectedResult)), "any")],
         "status": "text",
         "rounds": "whole number",
         "num_parameters": "whole number",

@@ -19,6 +19,13 @@ from privacy.recording.central_record import COORDINATES, PROJECTIONS
 
 _DIGESTS = ("central", "users", "trained", "release")
 _WIDTH = 1 + PROJECTIONS + COORDINATES
+_SKETCH = dict.fromkeys(("norm", "projections", "coordinates"))
+# What a line has of it: see ``privacy.audit.values.unnamed``.
+FORM = {
+    "central": {"sha256": None, **_SKETCH},
+    "release": _SKETCH,
+    **dict.fromkeys(("users_sha256", "trained_sha256", "release_sha256")),
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,18 +27,20 @@ _OF_ANY = {"weighting": "uniform", "uploads": ["update"], "batchnorm_layers": []
 @check(
     "folder",
     "Of what the run has written, its folder lacks nothing that an audit needs; checkpoints, "
-    "metrics and ledger hold nothing that no run writes.",
+    "metrics, ledger, summary and environment hold nothing that no run writes.",
 )
 def check_folder(evidence: Evidence, inputs: AuditInputs) -> Finding:
     if not inputs.is_final:
         evidence.need_lines()
     parts = [f"{file} is missing: it would show {what}" for file, what in inputs.missing.items()]
     found = Finding([*inputs.foreign])
+    found.problems += (f"ledger.jsonl: {name}: no run writes it" for name in evidence.foreign)
     if parts and not found.problems:
         raise IncompleteError("; ".join(parts))
     others = f"; not looked at: {', '.join(inputs.other_files)}" if inputs.other_files else ""
+    texts = f"; text that is not checked: {', '.join(inputs.texts)}" if inputs.texts else ""
     return found.seen(
-        f"no checkpoint, metrics, environment or summary that is due is missing{others}"
+        f"no checkpoint, metrics, environment or summary that is due is missing{others}{texts}"
     )
 
 

@@ -9,17 +9,18 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from privacy.audit import values
+from privacy.audit import central_columns, step_columns, values
 from privacy.audit.central_columns import CentralColumns
 from privacy.audit.errors import SkippedError
 from privacy.audit.inputs import as_number
 from privacy.audit.step_columns import StepColumns
+from privacy.description import Description
 from privacy.errors import LedgerError
 from privacy.recording.observation import SEGMENTS
 from privacy.recording.shard_observation import REPORT_KEYS
@@ -49,6 +50,21 @@ CONSTANT = (
 _OBJECTS = (
     "simulated", "actual", "mechanism_options", "mechanism_description", "plugins", "statistics",
 )  # fmt: skip
+_SIDE = dict.fromkeys(
+    ("population_size", "cohort_size", "sampling_probability", "noise_multiplier", "delta")
+)
+_RELEASED = dict.fromkeys(("count", "sum_squares"))
+# All that a run writes into a line; options and plug-ins are compared elsewhere.
+_FORM: dict[str, Any] = {
+    **dict.fromkeys(("round", "previous", *_PLAIN, *CONSTANT)),
+    **dict.fromkeys(("simulated", "actual"), _SIDE),
+    "mechanism_description": dict.fromkeys(each.name for each in fields(Description)),
+    **{part: dict.fromkeys(keys) for part, keys in _NESTED.items()},
+    "noise": dict.fromkeys((*_NOISE, *_LISTS)),
+    "statistics": {"release_sha256": None, "mean": _RELEASED, "square": _RELEASED},
+    **central_columns.FORM,
+    **step_columns.FORM,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +91,7 @@ class Evidence:
     has_noise: NDArray[np.bool_]  # shape (T,), bool: whether the line has an observation of noise
     central: CentralColumns  # central parameters, releases and cohorts as the lines have them
     steps: StepColumns  # what the lines have of the steps of DP-SGD
+    foreign: tuple[str, ...]  # dotted names of members of lines that no run writes
 
     def __getitem__(self, name: str) -> NDArray[np.float64]:
         """The column of that name, shape (T,) or (T, k)."""
@@ -138,11 +155,13 @@ class _Reader:
         self._steps = StepColumns()
         self._missing: Counter[str] = Counter()
         self._segments: list[tuple[int, dict[str, Any]]] = []
+        self._foreign: set[str] = set()
 
     def take(self, entry: Mapping[str, Any], digest: str) -> None:
         """Take in a line; a value of the wrong kind is a ``LedgerError``."""
         self._digests += bytes.fromhex(digest)
         where = f"round {len(self._has_noise) + 1}"
+        self._foreign.update(values.unnamed(entry, _FORM))
         for name in _PLAIN:
             self._columns[name].append(values.number(entry.get(name), f"{where}: '{name}'"))
         for part, keys in _NESTED.items():
@@ -187,6 +206,7 @@ class _Reader:
             has_noise=has_noise,
             central=self._central,
             steps=self._steps,
+            foreign=tuple(sorted(self._foreign)),
         )
 
 

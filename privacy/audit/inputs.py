@@ -189,10 +189,11 @@ class AuditInputs:
     rebuilt: Rebuilt | str = "neither configuration nor data were given"
     # Files that the run's folder lacks, and what each would show.
     missing: Mapping[str, str] = field(default_factory=dict)
-    # What no run writes into checkpoints, metrics or an old ledger, in words; the folder's other
-    # files.
+    # What no run writes into checkpoints, metrics, summary, environment or an old ledger, in words;
+    # the folder's other files; and its files for people, which nothing checks.
     foreign: tuple[str, ...] = ()
     other_files: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()
     # What the mechanism's own module says of it today; None before ``as_recorded``.
     built_description: Description | None = None
     # Digests of the user's plug-ins by name, by where they are recorded ("environment.json"); of

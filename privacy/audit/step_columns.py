@@ -18,6 +18,9 @@ from privacy.errors import LedgerError
 from privacy.recording.step_observation import BLOCKS, DIGEST_LENGTH, VECTORS
 
 _WIDTH = 1 + BLOCKS
+_LISTS = ("batch_sizes", "batch_digests", *VECTORS)
+# What a line has of it: see ``privacy.audit.values.unnamed``.
+FORM = {"observed": dict.fromkeys(_LISTS)}
 
 
 class StepColumns:
@@ -38,7 +41,7 @@ class StepColumns:
             return
         where = f"{where}: 'observed"
         record = values.member(entry, "observed", f"{where}'")
-        rows: list[Any] = [record.get(name) for name in ("batch_sizes", "batch_digests", *VECTORS)]
+        rows: list[Any] = [record.get(name) for name in _LISTS]
         steps = {len(row) if isinstance(row, list) else -1 for row in rows}
         if len(steps) != 1 or -1 in steps:
             raise LedgerError(f"{where}' must have lists of one length, an element a step")

@@ -6,7 +6,7 @@ Guarantee: none of its own. Nothing is corrected. ``where`` names round and memb
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from privacy.errors import LedgerError
@@ -63,3 +63,15 @@ def from_hexadecimal(value: Any) -> bytes:
         return bytes.fromhex(value)
     except (TypeError, ValueError):
         return b""
+
+
+def unnamed(value: Any, form: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    """Dotted names of an object's members that its form does not name.
+
+    A form has the form of each member, or None where anything may stand.
+    """
+    for key, part in value.items() if isinstance(value, Mapping) else ():
+        if key not in form:
+            yield f"{above}{key}"
+        elif form[key] is not None:
+            yield from unnamed(part, form[key], f"{above}{key}.")

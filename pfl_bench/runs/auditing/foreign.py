@@ -1,4 +1,4 @@
-"""Contents of a run's folder that no run writes: members of checkpoints, scalars, replaced lines.
+"""Contents of a run's folder that no run writes: members, scalars, replaced lines, other files.
 
 A sum before its noise, once kept "to debug", leaves the machine with the folder.
 """
@@ -11,6 +11,10 @@ from typing import Any
 
 from pfl_bench.config.schema import RunConfig
 from pfl_bench.runs.audit_file import ledger_digest
+from pfl_bench.runs.checkpoint import steps_saved
+from pfl_bench.runs.environment import PACKAGES
+from pfl_bench.types.layouts import LAYOUTS, unnamed
+from privacy.audit import values
 
 # Members of a checkpoint by those above; what stands under None is of a plug-in, or compared.
 _FEDERATED = {
@@ -41,8 +45,11 @@ _FILES = (
     "config.yaml", "environment.json", "metrics.jsonl", "ledger.jsonl", "privacy.json",
     "summary.json", "checkpoints", "run.log", "report.html", "audit.json", "canaries.json",
     "attack.json", "attack", "selection.json", "profile.json", "trace.json", "wandb", "wandb.json",
-    "mlflow.json", "tensorboard", ".lock",
+    "mlflow.json", "mlflow.db", "mlflow", "tensorboard", ".lock", ".job.json", "stop.json",
+    "strata.json", "timelines.jsonl", "devices.npz",
 )  # fmt: skip
+# Of these, what is written for people alone.
+TEXTS = ("run.log", "report.html")
 
 
 def foreign_members(state: Mapping[str, Any], config: RunConfig) -> Iterator[str]:
@@ -55,15 +62,22 @@ def foreign_members(state: Mapping[str, Any], config: RunConfig) -> Iterator[str
     # Without momentum, gradient descent remembers nothing.
     is_plain = optimizer.name == "sgd" and not optimizer.momentum
     kept: dict[str, Any] = {"state": {} if is_plain else None, "param_groups": None}
-    return _foreign(state, {**_RUN, "trainer": {**form, "optimizer": kept}}, "")
+    return values.unnamed(state, {**_RUN, "trainer": {**form, "optimizer": kept}})
 
 
-def _foreign(state: Any, form: Mapping[str, Any], above: str) -> Iterator[str]:
-    for key, value in state.items() if isinstance(state, Mapping) else ():
-        if key not in form:
-            yield f"{above}{key}"
-        elif form[key] is not None:
-            yield from _foreign(value, form[key], f"{above}{key}.")
+def foreign_environment(environment: Mapping[str, Any]) -> Iterator[str]:
+    """Dotted names of members of ``environment.json`` that no run writes."""
+    yield from unnamed(environment, LAYOUTS["environment.json"])
+    for one in (environment, *environment.get("resumptions", ())):
+        packages = one.get("packages") or {}
+        yield from (f"packages.{name}" for name in packages if name not in PACKAGES)
+
+
+def foreign_results(summary: Mapping[str, Any], splits: Collection[str]) -> Iterator[str]:
+    """Dotted names of members of ``summary.json`` that no run with these final splits writes."""
+    yield from unnamed(summary, LAYOUTS["summary.json"])
+    measured = summary.get("metrics") or {}
+    yield from (f"metrics.{name}" for name in measured if name.partition("/")[0] not in splits)
 
 
 def foreign_scalars(rows: Iterable[Mapping[str, Any]], splits: Collection[str]) -> list[str]:
@@ -96,4 +110,7 @@ def replaced_lines(folder: Path, resumptions: Any) -> Iterator[str]:
 
 def foreign_files(folder: Path) -> list[str]:
     """Names of files that no command of the toolkit leaves in a run's folder."""
-    return sorted(path.name for path in folder.iterdir() if path.name not in _FILES)
+    kept, checkpoints = steps_saved(folder / "checkpoints").values(), folder / "checkpoints"
+    others = {*checkpoints.iterdir()} - {*kept} if checkpoints.is_dir() else set()
+    found = [path.name for path in folder.iterdir() if path.name not in _FILES]
+    return sorted([*found, *(f"checkpoints/{path.name}" for path in others)])

@@ -24,8 +24,11 @@ from pfl_bench.metrics import lower_is_better
 from pfl_bench.runs.audit_file import LEDGER_FILE
 from pfl_bench.runs.auditing import seeds
 from pfl_bench.runs.auditing.foreign import (
+    TEXTS,
+    foreign_environment,
     foreign_files,
     foreign_members,
+    foreign_results,
     foreign_scalars,
     replaced_lines,
 )
@@ -70,10 +73,13 @@ def gather_inputs(run: OpenedRun, statement: Mapping[str, Any]) -> AuditInputs:
     rows = _metric_rows(folder)
     evaluated = {*resolved.config.evaluation.splits, *resolved.config.evaluation.final_splits}
     foreign += replaced_lines(folder, run.recorded("resumptions"))
-    foreign += (
-        f"{METRICS_FILE}: {name}: no run writes it"
-        for name in foreign_scalars(rows or (), evaluated)
-    )
+    summary = read_json(folder / "summary.json")
+    for file, names in (
+        (METRICS_FILE, foreign_scalars(rows or (), evaluated)),
+        ("environment.json", foreign_environment(run.environment)),
+        ("summary.json", foreign_results(summary or {}, evaluated)),
+    ):
+        foreign += (f"{file}: {name}: no run writes it" for name in names)
     record, is_final = _read_seed(run, seed), statement["status"] == "final"
     return AuditInputs(
         statement=statement,
@@ -82,7 +88,7 @@ def gather_inputs(run: OpenedRun, statement: Mapping[str, Any]) -> AuditInputs:
         data=run.data,
         saved=saved,
         older=tuple(one for one, _ in read[:-1]),
-        summary=read_json(folder / "summary.json"),
+        summary=summary,
         canaries=read_json(folder / "canaries.json"),
         attacks=read_attacks(folder, resolved),
         metrics=None if rows is None else _metric_columns(rows, folder, resolved),
@@ -93,6 +99,7 @@ def gather_inputs(run: OpenedRun, statement: Mapping[str, Any]) -> AuditInputs:
         missing=_missing_files(folder, is_final, is_federated),
         foreign=tuple(foreign),
         other_files=tuple(foreign_files(folder)),
+        texts=tuple(name for name in TEXTS if (folder / name).exists()),
         plugins=_plugin_records(run),
     )
 

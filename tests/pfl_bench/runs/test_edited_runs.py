@@ -219,6 +219,20 @@ def kept_in_checkpoint(change: Change) -> Edit:
     return edit
 
 
+def put_in(place: str, document: dict[str, Any]) -> None:
+    """Put what no run writes at a place of a document."""
+    part: Any = document
+    *above, name = place.split(".")
+    for key in above:
+        part = part[key]
+    part[name] = "1" if above == ["packages"] else 1.0
+
+
+def put_in_each(place: str, lines: list[dict[str, Any]]) -> None:
+    for line in lines:
+        put_in(place, line)
+
+
 EDITS: dict[str, tuple[Edit, set[str]]] = {
     "an epsilon on the way": (metrics_edit(halved), {"metrics"}),
     "a sum in the metrics": (
@@ -237,6 +251,38 @@ EDITS: dict[str, tuple[Edit, set[str]]] = {
         ),
         {"folder"},
     ),
+    **{
+        f"in the summary: {place}": (
+            json_edit("summary.json", partial(put_in, place)),
+            {"folder"},
+        )
+        for place in ("clients", "data.clients", "metrics.users/norm_7")
+    },
+    "clients beside a published number": (
+        json_edit("summary.json", lambda d: d.update(expected=[{"metric": "m", "clients": [1]}])),
+        {"folder"},
+    ),
+    **{
+        f"in the environment: {place}": (
+            json_edit("environment.json", partial(put_in, place)),
+            {"folder"},
+        )
+        for place in ("counts", "hardware.counts", "packages.counts", "data.counts")
+    },
+    **{
+        f"in each line: {place}": (
+            ledger_edit(partial(put_in_each, place)),
+            {"folder"},
+        )
+        for place in (
+            "users",
+            "simulated.users",
+            "probe.users",
+            "noise.users",
+            "central.users",
+            "mechanism_description.users",
+        )
+    },
     "a hypothetical population": (HYPOTHETICAL, {"private_seed"}),
     "and its digest": (together(HYPOTHETICAL, new_parts), {"private_seed"}),
     "and its seed": (together(HYPOTHETICAL, new_seed), {"cohort_replay", "noise_replay"}),
