@@ -65,14 +65,16 @@ class RunAudit:
 
     @property
     def words(self) -> str:
-        """The verdict in words: whether a pass rests on records alone, and what was left out."""
-        again, seen = self.recomputed, ""
+        """The verdict in words: what a pass rests on, and what was left out."""
+        again, seen, own = self.recomputed, "", self.inputs.plugins.get("config.yaml")
         status = self.verdict
         if status == "passed" and again.rounds:
             seen = f"recomputed {len(again.rounds)} of {again.of} {again.unit}"
         elif status == "passed":
             status = ON_RECORDS
-        said = "; ".join(filter(None, (seen, files_left_out(self.inputs.other_files))))
+        # The reference calls them too, so that nothing stands against what they read or remember.
+        word = f"on the word of plug-ins ({', '.join(own)})" if own and status != "failed" else ""
+        said = "; ".join(filter(None, (seen, word, files_left_out(self.inputs.other_files))))
         return f"{status}: {said}" if said else status
 
     @property

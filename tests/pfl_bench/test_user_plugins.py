@@ -145,9 +145,9 @@ def named_everywhere(out: Path, digest: str) -> None:
     assert [json.loads(line)["plugins"] for line in lines] == [{"methods": digest}] * 4
     notes = json.loads((out / "privacy.json").read_text())["notes"]
     assert any(f"methods ({digest})" in note for note in notes)
-    found = {
-        check["name"]: check for check in json.loads((out / "audit.json").read_text())["checks"]
-    }
+    audited = json.loads((out / "audit.json").read_text())
+    assert "on the word of plug-ins (methods)" in audited["words"]
+    found = {check["name"]: check for check in audited["checks"]}
     assert found["plugins"]["outcome"] == "passed"
     assert found["plugins"]["evidence"] == f"methods ({digest})"
 
