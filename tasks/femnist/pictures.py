@@ -64,7 +64,7 @@ def read(
     labels = Labels(CODES, largest=NUM_CHARACTERS - 1)
     options = Options(bad_samples=bad_samples)
     found = open_layout(source, labels, options, progress, folder_of=lambda source, _: source)
-    left_out = LeftOut()
+    left_out = LeftOut(source)
     refuse = bad_samples == "refuse"
     done, brightness = 0, 0.0
     for first, values in grouped(prefetch(found.samples(), read_picture, refuse, left_out)):

@@ -104,7 +104,7 @@ def open_release(source: Path, options: Options, progress: Progress) -> Source:
             where = f"{_where(source)}: {name}"
             yield Sample(split, clip["speaker"], WORDS.index(clip["word"]), where, content)
 
-    return Source(surveys, samples, list(WORDS))
+    return Source(source, surveys, samples, list(WORDS))
 
 
 def _where(source: Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -155,6 +156,9 @@ def test_bad_pictures_are_named_or_left_out(
     facts = prepared(raw, tmp_path / "out.h5", bad_samples="leave_out")
     assert facts["bad_samples"]["left_out"] == 1
     assert words in facts["bad_samples"]["first"][0]
+    elsewhere = shutil.copytree(raw, tmp_path / "elsewhere")
+    moved = prepared(elsewhere, tmp_path / "moved.h5", bad_samples="leave_out")
+    assert moved["bad_samples"] == facts["bad_samples"]
     assert contents(tmp_path / "out.h5")["train"]["980"][1].tolist() == [13, 21, 61]
 
 

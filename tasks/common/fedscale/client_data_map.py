@@ -74,7 +74,7 @@ def open_map(
                 file = source / split / name
                 yield Sample(split, client, target, str(file), file)
 
-    return Source(surveys, samples, list(classes))
+    return Source(source, surveys, samples, list(classes))
 
 
 def read_classes(path: Path) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -55,8 +56,12 @@ class Sample(NamedTuple):
 
 @dataclass(slots=True)
 class LeftOut:
-    """Samples that did not come into the store, and why the first of them did not."""
+    """Samples that did not come into the store, and why the first of them did not.
 
+    Files are named below ``root``, so that a store is the same wherever its source lies.
+    """
+
+    root: Path
     samples: int = 0
     first: list[str] = field(default_factory=list)
     dropped_clients: int = 0
@@ -104,7 +109,7 @@ def prefetch(
                 )
             left_out.samples += 1
             if len(left_out.first) < SHOWN:
-                left_out.first.append(reason)
+                left_out.first.append(reason.replace(f"{left_out.root}{os.sep}", ""))
 
 
 def grouped(
@@ -140,6 +145,7 @@ class Options(StrictOptions):
 class Source:
     """Facts of a data set found before its samples, which ``samples`` gives once, are read."""
 
+    root: Path
     surveys: Mapping[str, Survey]
     samples: Callable[[], Iterable[Sample]]
     class_names: list[str]
@@ -187,7 +193,7 @@ def open_layout(
                 content = sample_file(path, row, folders[split])
                 yield Sample(split, row.client_id, labels.target(path, row), where, content)
 
-    return Source(surveys, samples, labels.names())
+    return Source(source, surveys, samples, labels.names())
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +291,7 @@ def write_store(
     ``read`` turns bytes into the value of the first field, in several threads; the description's
     fields are that of the samples, and "targets".
     """
-    left_out = LeftOut()
+    left_out = LeftOut(found.root)
     dropped = _too_small(found.surveys["train"], options.min_examples, left_out)
     split_by = split_by_of(survey.clients for survey in found.surveys.values())
     wanted = (s for s in found.samples() if s.split != "train" or s.client_id not in dropped)

@@ -225,7 +225,7 @@ def test_known_words_decide_over_numbers(source: Path, tmp_path: Path) -> None:
 
 def test_either_of_the_counts_may_agree_with_the_paper() -> None:
     surveys = {"train": Survey(95, {"a": 95}), "test": Survey(10, {"b": 10})}
-    found = Source(surveys, list, ["x"])
+    found = Source(Path(), surveys, list, ["x"])
     assert table5(found, Counts(2, 100, 10))["differs_from_published"] == []
     assert table5(found, Counts(1, 110, 10))["differs_from_published"] == []
     (told,) = table5(found, Counts(3, 100, 10))["differs_from_published"]
