@@ -58,7 +58,7 @@ def audit_status(run: RunRecord) -> str:
     if _is_stale(run, document):
         return "stale"
     status = _status(document)
-    has_others = status.startswith("passed") and _left_out(document)
+    has_others = status.startswith("passed") and NOT_LOOKED_AT in str(document.get("words"))
     return f"{status}; files not looked at" if has_others else status
 
 
@@ -87,6 +87,9 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 def _words(name: str, run: RunRecord, document: Mapping[str, Any]) -> AuditWords:
     counts = document.get("counts") or {}
+    counted = ", ".join(f"{counts.get(key, 0)} {key}" for key in _COUNTED)
+    # Behind the verdict: how much was computed again, and what was not looked at.
+    _, _, said = str(document.get("words") or "").partition(": ")
     keys = ("name", "outcome", "claim", "evidence")
     checks = [tuple(str(check.get(key, "")) for key in keys) for check in document["checks"]]
     # A stable sort: within an outcome, the audit's own order stays.
@@ -98,7 +101,7 @@ def _words(name: str, run: RunRecord, document: Mapping[str, Any]) -> AuditWords
     return AuditWords(
         title=f"{name}, seed {run.seed}",
         status=_status(document),
-        counts=", ".join(f"{counts.get(key, 0)} {key}" for key in _COUNTED) + _left_out(document),
+        counts="; ".join(filter(None, (said, counted))),
         is_stale=_is_stale(run, document),
         checks=Table.of(("check", *keys[1:]), lines, to_left=range(4)),
         tuning=_tuning(document.get("tuned_runs") or {}),
@@ -119,12 +122,6 @@ def _status(document: Mapping[str, Any]) -> str:
     if known in ("passed", "failed", "incomplete"):
         return str(known)
     return "passed" if document.get("passed") is True else "failed"
-
-
-def _left_out(document: Mapping[str, Any]) -> str:
-    """Files that an audit has not looked at, as its words name them; empty for none."""
-    _, found, names = str(document.get("words")).partition(NOT_LOOKED_AT)
-    return f"; {found}{names}" if found else ""
 
 
 def _tuning(tuned: Mapping[str, Any]) -> str:
