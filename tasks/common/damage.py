@@ -19,7 +19,7 @@ _DAMAGE: tuple[type[Exception], ...] = (
     OSError,
     EOFError,
     UnicodeDecodeError,
-    NotImplementedError,
+    NotImplementedError,  # zipfile raises it of a compression that it does not know
     zlib.error,
     LZMAError,
     tarfile.TarError,

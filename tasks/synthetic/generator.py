@@ -201,9 +201,9 @@ def divide(
             rng = np.random.default_rng([seed, int.from_bytes(word, "little")])
             own = rng.permutation(places)
             ends = np.cumsum(counts(len(own), train_fraction, val_fraction))[:-1]
-            for split, piece in zip(SPLITS, np.split(own, ends), strict=True):
-                if len(piece):
-                    splits[split][name] = piece
+            for split, share in zip(SPLITS, np.split(own, ends), strict=True):
+                if len(share):
+                    splits[split][name] = share
     return {split: own for split, own in splits.items() if own}
 
 
@@ -232,5 +232,5 @@ def partition_evenly(users: Users, seed: int, split: str, first: int = 0) -> Use
     """
     rng = np.random.default_rng([seed, SPLITS.index(split)])
     shuffled = rng.permutation(np.concatenate(list(users.values())))
-    pieces = np.array_split(shuffled, len(users))
-    return {f"iid-{user:06d}": own for user, own in enumerate(pieces, first) if len(own)}
+    shares = np.array_split(shuffled, len(users))
+    return {f"iid-{user:06d}": own for user, own in enumerate(shares, first) if len(own)}

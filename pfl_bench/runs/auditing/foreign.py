@@ -74,7 +74,7 @@ def foreign_environment(environment: Mapping[str, Any]) -> Iterator[str]:
 
 
 def foreign_results(summary: Mapping[str, Any], splits: Collection[str]) -> Iterator[str]:
-    """Dotted names of members of ``summary.json`` that no run with these final splits writes."""
+    """Dotted names of members of ``summary.json`` that no run that evaluates ``splits`` writes."""
     yield from unnamed(summary, LAYOUTS["summary.json"])
     measured = summary.get("metrics") or {}
     yield from (f"metrics.{name}" for name in measured if name.partition("/")[0] not in splits)
@@ -110,7 +110,9 @@ def replaced_lines(folder: Path, resumptions: Any) -> Iterator[str]:
 
 def foreign_files(folder: Path) -> list[str]:
     """Names of files that no command of the toolkit leaves in a run's folder."""
-    kept, checkpoints = steps_saved(folder / "checkpoints").values(), folder / "checkpoints"
-    others = {*checkpoints.iterdir()} - {*kept} if checkpoints.is_dir() else set()
     found = [path.name for path in folder.iterdir() if path.name not in _FILES]
-    return sorted([*found, *(f"checkpoints/{path.name}" for path in others)])
+    checkpoints = folder / "checkpoints"
+    if checkpoints.is_dir():
+        kept = {*steps_saved(checkpoints).values()}
+        found += [f"checkpoints/{path.name}" for path in checkpoints.iterdir() if path not in kept]
+    return sorted(found)

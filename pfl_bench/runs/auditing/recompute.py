@@ -283,8 +283,10 @@ class _Work:
     def _beyond(self, made: Round) -> Iterator[str]:
         """Problems of users who train on more examples than the data have of them."""
         for one in made.contributions:
-            most = 0 if one.trained is None else int(self._run.sizes[one.user])
-            if one.trained is not None and one.trained.num_examples > most:
+            if one.trained is None:
+                continue  # a canary
+            most = int(self._run.sizes[one.user])
+            if one.trained.num_examples > most:
                 yield (
                     f"user {one.user} trains on {one.trained.num_examples} examples, where the "
                     f"data have {most} of that user"
