@@ -198,9 +198,12 @@ class TableResult(list[RunResult]):
 
     def _table(self) -> Table:
         from pfl_bench.report.results import results_table
-        from pfl_bench.runs.rows import rows_from_summaries
+        from pfl_bench.runs.rows import results_key, rows_of
 
-        return results_table(rows_from_summaries([dict(one.summary) for one in self]))
+        # A run that is in the list twice is one run.
+        runs = [RunSummary.of(one.summary) for one in self]
+        distinct = {(run.name, run.settings_sha256, results_key(run)): run for run in runs}
+        return results_table(rows_of(distinct.values()))
 
 
 @in_python()

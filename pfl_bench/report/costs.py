@@ -162,7 +162,7 @@ def budget_table(groups: Mapping[str, Sequence[RunRecord]]) -> Table | None:
             if price.seconds is not None:
                 reached += f", {price.seconds / 3600:.3g} simulated hours"
             if price.num_runs > 1:
-                reached += f" ({price.num_reached} of {price.num_runs} seeds)"
+                reached += f" ({price.num_reached} of {price.num_runs} runs)"
             texts = amount_texts(price.flops, price.bytes_down, price.bytes_up)
             texts = texts if price.num_reached else ["-"] * len(texts)
             lines.append((name, f"{metric} {target:g}", reached, *texts))

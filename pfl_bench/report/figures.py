@@ -84,7 +84,7 @@ def _boxes(identifier: str, figure: Figure, rows: Rows) -> DrawnFigure:
         clients = " / ".join(sorted("-" if one is None else f"{int(one):,}" for one in counts))
         lines.append((label, clients, *map(format_value, (*box.percentiles, box.mean))))
         if box.num_runs > 1:
-            notes.append(f"{label}: averaged over {box.num_runs} seeds, number by number")
+            notes.append(f"{label}: averaged over {box.num_runs} runs, number by number")
     drawn = [panels.Panel(metric, draw_boxes(identifier, metric, boxes))] if boxes else []
     return DrawnFigure(
         figure.title,
@@ -140,7 +140,7 @@ def _budgets(identifier: str, figure: Figure, rows: Rows) -> DrawnFigure:
 def _misses(price: Price, steps: str) -> str:
     if price.num_reached:
         missed = price.num_runs - price.num_reached
-        return f" by {missed} of {price.num_runs} seeds, which are left out of the means"
+        return f" by {missed} of {price.num_runs} runs, which are left out of the means"
     best = "" if price.best is None else f"; the best was {format_value(price.best)}"
     return f" in {steps} rounds{best}"
 

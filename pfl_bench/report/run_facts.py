@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -126,11 +127,13 @@ def _strata(title: str, split: str, values: Mapping[str, Any], run: RunRecord) -
     metric = _metric(split, values, run)
     if metric is None:
         return None
-    lines = [
+    numbered = [
         (number, int(as_float(entry.get("examples")) or 0), name, entry)
         for name, entry in values.items()
         if isinstance(entry, Mapping) and (number := as_float(entry.get(metric))) is not None
     ]
+    # NaN has no place in an order, and would leave the others in none.
+    lines = [line for line in numbered if not math.isnan(line[0])]
     if not lines:
         return None
     # A stratum of three examples is at the top or the bottom by chance alone.
@@ -142,6 +145,8 @@ def _strata(title: str, split: str, values: Mapping[str, Any], run: RunRecord) -
     count = f"{len(lines):,} values"
     if len(kept) < len(lines):
         count += f"; the {len(lines) - len(kept):,} with fewer than {least:,} examples are left out"
+    if without := len(numbered) - len(lines):
+        count += f"; {without:,} without a number {'is' if without == 1 else 'are'} left out"
     parts = {"value": kept}
     if len(kept) > 2 * _SHOWN:
         parts = {"best": kept[:_SHOWN], "worst": kept[: -_SHOWN - 1 : -1]}

@@ -12,7 +12,7 @@ from pfl_bench.config.yaml_text import parse_yaml
 from pfl_bench.data import held_task
 from pfl_bench.files import read_json, read_metrics, read_text
 from pfl_bench.metrics import MetricDirections
-from pfl_bench.runs.rows import headline_metrics, mark_edited
+from pfl_bench.runs.rows import headline_metrics, mark_edited, results_key
 from pfl_bench.types import RunFolderError, RunSummary, as_float
 from pfl_bench.types.layouts import LAYOUTS, misfit
 
@@ -142,9 +142,8 @@ def each_run_once(runs: Iterable[RunRecord]) -> list[RunRecord]:
     """The runs of a row by seed; of those of one seed with the same results, the first alone."""
     found: dict[str, RunRecord] = {}
     for run in sorted(runs, key=lambda run: run.seed):
-        one = run.summary
-        results = (one.variant, one.metrics, one.best, one.model_sha256, one.edited)
-        found.setdefault(repr((run.seed, results if run.is_finished else run.path)), run)
+        same = results_key(run.summary) if run.is_finished else repr((run.seed, run.path))
+        found.setdefault(same, run)
     return list(found.values())
 
 

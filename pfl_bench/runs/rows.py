@@ -180,6 +180,11 @@ def mark_edited(summary: Mapping[str, Any], config: Mapping[str, Any]) -> dict[s
     return {**found, "edited": why, "expected": expected}
 
 
+def results_key(run: RunSummary) -> str:
+    """What two runs of a row have in common if one is the other's copy: seed and results."""
+    return repr((run.seed, run.variant, run.metrics, run.best, run.model_sha256, run.edited))
+
+
 def headline_metrics(summary: RunSummary) -> list[str]:
     """Name the metric that speaks for a run without expected values; none without any metric.
 

@@ -127,8 +127,9 @@ class LocalTrainer(PersonalizedModels):
         examples = steps = 0
         for place in places:
             client = self._read(place)
-            steps += self._choose(place, client)
-            examples += len(client.train) * options.num_epochs * len(options.learning_rates)
+            taken, epochs = self._choose(place, client)
+            steps += taken
+            examples += epochs * len(client.train)
         lost = [place for place in places if self._rate[place] == DIVERGED]
         if lost:
             ids = self._train.client_ids()
@@ -170,15 +171,16 @@ class LocalTrainer(PersonalizedModels):
         device = self._model.device
         return Examples(examples.inputs.to(device), examples.targets.to(device))
 
-    def _choose(self, place: int, client: _Client) -> int:
-        """Train a client at each rate and record its choice; gives the number of steps."""
+    def _choose(self, place: int, client: _Client) -> tuple[int, int]:
+        """Train a client at each rate and record its choice; gives the steps and epochs taken."""
         options = self._options
         best = (math.inf, math.inf)
-        steps = 0
+        steps = epochs = 0
         self._rate[place] = DIVERGED
         for number, rate in enumerate(options.learning_rates):
             for epoch, taken in self._epochs(client, rate, options.num_epochs):
                 steps += taken
+                epochs += 1
                 if epoch < options.num_epochs and not options.choose_epoch:
                     continue
                 score = self._judge.score(client.judge)
@@ -190,7 +192,7 @@ class LocalTrainer(PersonalizedModels):
                     self._rate[place], self._epoch[place], self._loss[place] = number, epoch, loss
                     if self._kept is not None:
                         self._kept[place] = self._model.vector
-        return steps
+        return steps, epochs
 
     def _epochs(self, client: _Client, rate: float, count: int) -> Iterator[tuple[int, int]]:
         """Train from the start; after each epoch give its number and steps."""

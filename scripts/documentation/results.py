@@ -101,8 +101,8 @@ def collect(folders: Iterable[Path], into: Path, merge: bool = False) -> int:
     Args:
         folders: Run folders, or folders of such.
         into: The JSON file: a list, a record a line.
-        merge: Whether records that are there stay, in their places: those of other rows, and those
-            of more seeds.
+        merge: Whether records that are there stay, in their places: those of other rows or other
+            changes of a row, and those of more seeds.
 
     Returns:
         How many records there are.
@@ -124,17 +124,22 @@ def collect(folders: Iterable[Path], into: Path, merge: bool = False) -> int:
             )
     found = records(runs)
     if merge and into.exists():
-        there = {record.row: record for record in _read(into)}
+        there = {_experiment(record): record for record in _read(into)}
         new = {
-            one.row: one
+            _experiment(one): one
             for one in found
-            if one.row not in there or len(one.seeds) >= len(there[one.row].seeds)
+            if _experiment(one) not in there or len(one.seeds) >= len(there[_experiment(one)].seeds)
         }
         found = list({**there, **new}.values())
     values = [to_json_value(asdict(one)) for one in found]
     lines = [json.dumps(value, ensure_ascii=False, allow_nan=False) for value in values]
     write_atomically(into, "[\n" + ",\n".join(lines) + "\n]\n")
     return len(found)
+
+
+def _experiment(record: Record) -> tuple[str, ...]:
+    """The row, and how the runs of a record differ from it."""
+    return (record.row, *record.changes)
 
 
 def results_page(checkout: Path) -> str:
@@ -171,7 +176,7 @@ def leaderboard(checkout: Path) -> tuple[str, dict[str, Picture]]:
         ConfigError: See ``results_page``.
     """
     files = sorted((checkout / FOLDER).glob("*.json"))
-    found = {record.row: record for path in files for record in _read(path)}
+    found = {_experiment(record): record for path in files for record in _read(path)}
     parts, pictures = [f"# Leaderboard\n\n{_MARK}\n\n{_wrapped(READING)}"], {}
     for board in boards(ranked(found.values())):
         parts.append(f"## {board.title}\n\n{_wrapped(f'{board.about}.')}")
@@ -310,7 +315,7 @@ def _machine(hardware: Mapping[str, Any]) -> str:
 
 def _audits(found: Sequence[Record]) -> str:
     texts = [
-        f"{one.row} {status} ({number} of {len(one.seeds)})"
+        f"{one.row} {status} ({number} of {sum(one.privacy.audits.values())})"
         for one in found
         if one.privacy is not None and one.privacy.unit != "nobody"
         for status, number in one.privacy.audits.items()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from pfl_bench.config.row_differences import head_lines
 from tests.docs.following import documentation, script
 from tests.helpers import REPOSITORY
 from tests.pfl_bench.report.test_report import write_run
@@ -58,6 +59,25 @@ def test_merging_keeps_other_rows_and_records_of_more_seeds(checkout: Path) -> N
     after = json.loads(records(checkout).read_text())
     assert after[:2] == before
     assert [record["row"] for record in after] == ["a", "b", "c"]
+
+
+def test_merging_keeps_what_is_measured_of_a_changed_row(checkout: Path) -> None:
+    changed = committed(write_run(checkout / "changed", "a", "federated", 0, level=0.7))
+    config = changed / "config.yaml"
+    config.write_text(head_lines(["cohort_size: 60 -> 6"])[0] + "\n" + config.read_text())
+    arguments = ["collect", str(changed), "--into", str(records(checkout)), "--merge"]
+    assert PROGRAM.main(arguments) == 0
+    names = [(one["row"], one["changes"]) for one in json.loads(records(checkout).read_text())]
+    assert names == [("a", []), ("b", []), ("a", ["cohort_size: 60 -> 6"])]
+    assert RESULTS.leaderboard(checkout)[0].count("| a ") == 2
+
+
+def test_audits_are_counted_among_the_folders_that_were_looked_at(tmp_path: Path) -> None:
+    run = committed(write_run(tmp_path / "a", "a", "private_federated"))
+    shutil.copytree(run, tmp_path / "copy")
+    (record,) = RESULTS.records(map(RESULTS.read_run, (run, tmp_path / "copy")))
+    assert len(record.seeds) == 1
+    assert RESULTS._audits([record]) == "audits: a not audited (2 of 2)"
 
 
 def change(checkout: Path, **keys: Any) -> None:

@@ -116,9 +116,9 @@ def column_statistics(store: Store) -> dict[str, Any]:
 
 def _count(split: StoreSplit, column: str, names: list[str] | None) -> dict[str, Any]:
     counts: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
-    lowest = 0
-    if np.dtype(split.fields[column].dtype) == np.int8:
-        lowest = -128
+    # Values without names may be below 0.
+    is_signed = np.dtype(split.fields[column].dtype) == np.int8
+    lowest = -128 if is_signed and names is None else 0
     for start in range(0, split.num_examples, _BLOCK_EXAMPLES):
         stop = min(start + _BLOCK_EXAMPLES, split.num_examples)
         values = split.read(column, start, stop).astype(np.int64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -68,8 +69,9 @@ def test_results_of_a_table_are_a_frame_with_verdicts(run: Path) -> None:
     assert line["row"] == "demo-private-federated"
     assert line["verdict"] == "not the row"
     assert line["mean"] == pytest.approx(results[0].metrics["test/accuracy"])
-    # Two runs, of one seed.
+    # One run that is there twice has no spread.
     assert line["seeds"] == 1
+    assert math.isnan(line["sd"])
     statement = results[0].statement
     assert statement is not None
     assert line["epsilon (actual)"] == statement.actual.epsilon

@@ -157,7 +157,7 @@ def test_boxes_are_of_the_percentiles_over_clients(drawn: tuple[list[DrawnFigure
     assert len(boxes.table.rows) == 2
     (lacking,) = [note for note in boxes.notes if note.startswith("C: ")]
     assert "the summary lacks test/client_accuracy_p10, test/client_accuracy_p25, " in lacking
-    assert "A: averaged over 2 seeds, number by number" in boxes.notes
+    assert "A: averaged over 2 runs, number by number" in boxes.notes
     (panel,) = boxes.panels
     assert "A: p10 0.11, p25 0.41, median 0.71, p75 0.81, p90 0.91, mean 0.61" in panel.svg
 
@@ -197,7 +197,7 @@ def test_the_page_shows_figures_and_asks_nobody_for_anything(
     assert "D: no run of this row is there" in page.text
     assert "row-a 30 GFLOP 6 MB 3 MB" in page.text
     assert "row-c test/accuracy 0.75 not reached - - -" in page.text
-    assert "row-a test/accuracy 0.75 round 2 (2 of 2 seeds) 20 GFLOP 4 MB 2 MB" in page.text
+    assert "row-a test/accuracy 0.75 round 2 (2 of 2 runs) 20 GFLOP 4 MB 2 MB" in page.text
 
 
 def test_a_figure_without_runs_says_that_nothing_could_be_drawn(tmp_path: Path) -> None:
@@ -279,6 +279,15 @@ def test_strata_are_the_best_and_the_worst(tmp_path: Path) -> None:
     text = Page(write_report([folder], tmp_path / "p.html").read_text(encoding="utf-8")).text
     assert "Strata row: test, by play 31 values" in text
     assert "play 29 0.2900 129 3" in text
+
+
+def test_a_stratum_without_a_number_does_not_disturb_the_order(tmp_path: Path) -> None:
+    values = {"a": 0.1, "b": "nan", "c": 0.3, "d": 0.2}
+    plays = {name: {"examples": 5, "clients": 1, "accuracy": v} for name, v in values.items()}
+    folder = write_run(tmp_path / "r", "row", strata={"test": {"play": plays}})
+    (table,) = strata_tables([read_run(folder)])
+    assert [line[0] for line in table.tables[0].rows] == ["c", "d", "a"]
+    assert table.count == "3 values; 1 without a number is left out, ordered by accuracy."
 
 
 def test_few_strata_are_all_shown(tmp_path: Path) -> None:

@@ -85,6 +85,18 @@ def test_values_are_counted_by_split(path, monkeypatch, block):
     }
 
 
+def test_a_signed_column_may_have_names(tmp_path):
+    described = {"task": "toy", "variant": "v", "source": "s", "split_by": "example"}
+    described |= {"num_classes": 2, "input_shape": (1,)}
+    fields = {"inputs": FIELDS["inputs"], "targets": FIELDS["targets"], "tone": FIELDS["tone"]}
+    with StoreWriter(tmp_path / "s.h5", fields=fields, **described) as writer:
+        writer.set_names("tone", ["low", "high"])
+        zeros = np.zeros(3, np.uint8)
+        writer.append("train", "a", inputs=zeros[:, None], targets=zeros, tone=[0, 1, 1])
+    (counts,) = statistics_of(tmp_path / "s.h5")["columns"]["tone"]["splits"].values()
+    assert counts == {"distinct": 2, "counts": {"low": 1, "high": 2}}
+
+
 def test_columns_are_printed(path):
     lines = format_statistics(statistics_of(path)).split("\n")
     rows = [line.split() for line in lines]

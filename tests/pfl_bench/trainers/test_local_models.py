@@ -197,6 +197,18 @@ def test_a_rate_that_diverges_is_out_and_a_client_left_with_none_keeps_the_start
     assert torch.equal(model.vector, start)
 
 
+def test_epochs_that_a_diverged_rate_leaves_out_cost_nothing() -> None:
+    cost = {}
+    for choose_epoch in (False, True):
+        changes = {"local__learning_rates": [1e38], "local__clients_per_round": 12}
+        local, _, task = trainer(config(**changes, local__choose_epoch=choose_epoch))
+        cost[choose_epoch] = local.advance(1)
+    sizes = np.diff(task.split("train").offsets)
+    assert cost[False]["systems/examples"] == 3 * sizes.sum()
+    assert cost[True]["systems/steps"] < cost[False]["systems/steps"]
+    assert cost[True]["systems/examples"] < cost[False]["systems/examples"]
+
+
 def test_some_clients_only_and_the_others_are_left_out_and_counted(tmp_path: Path) -> None:
     summary = run(config(local__num_clients=4, evaluation__splits=[]), tmp_path)
     metrics = summary["metrics"]
