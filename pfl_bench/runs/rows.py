@@ -181,7 +181,7 @@ def mark_edited(summary: Mapping[str, Any], config: Mapping[str, Any]) -> dict[s
 
 
 def results_key(run: RunSummary) -> str:
-    """What two runs of a row have in common if one is the other's copy: seed and results."""
+    """Text of a run's seed and results: equal for two runs of a row if one is the other's copy."""
     return repr((run.seed, run.variant, run.metrics, run.best, run.model_sha256, run.edited))
 
 
