@@ -6,11 +6,14 @@ import math
 from typing import Any
 
 import hypothesis.strategies as st
+import numpy as np
 import pytest
-from dp_accounting import dp_event
+from dp_accounting import dp_event, rdp
+from dp_accounting.privacy_accountant import NeighboringRelation
 from hypothesis import given, settings
 
 from privacy.accountant import LARGEST_EPSILON, compose_epsilon, compute_epsilon
+from privacy.accountants.renyi import renyi_of
 from privacy.amplification import Composition, Participation, sampled_gaussian
 from privacy.errors import PlanError, PrivacyError
 
@@ -45,6 +48,25 @@ def test_rounding_of_renyi_divergences_shows_no_epsilon_0() -> None:
     """
     assert epsilon(1e8, 1000, 10**6, 10**4, delta=1e-10) > 0.0
     assert epsilon(1e8, 1000, 10**6, 10**4, delta=1e-3) == 0.0
+
+
+@pytest.mark.parametrize("scheme", ["full", "poisson", "fixed_size"])
+def test_renyi_divergences_of_rounds_are_bit_for_bit_those_that_dp_accounting_composes(
+    scheme: str,
+) -> None:
+    """Those of one round are computed once, and multiplied."""
+    event, _ = round_event(scheme, 1.3, 1000, 1000 if scheme == "full" else 20)
+    other, _ = round_event(scheme, 0.7, 1000, 1000 if scheme == "full" else 5)
+    relation = NeighboringRelation.ADD_OR_REMOVE_ONE
+    if scheme == "fixed_size":
+        relation = NeighboringRelation.REPLACE_ONE
+    for parts in ([(event, 1)], [(event, 12_345)], [(event, 60), (other, 7)]):
+        accountant = rdp.RdpAccountant(neighboring_relation=relation)
+        for each, count in parts:
+            accountant.compose(each, count)
+        found = renyi_of(parts)
+        assert np.array_equal(found.orders, accountant.orders)
+        assert np.array_equal(found.rdp, accountant.rdp)
 
 
 # Origin: dp-accounting 0.6.0 and Opacus, as recorded in the project's facts.
