@@ -121,9 +121,9 @@ class _Run:
         self._best = BestModel(self._config.evaluation.select_best, model, self._directions)
         self._strata: dict[str, Any] = {}
         self._is_over = False
+        self._started, self._seconds_before = time.monotonic(), 0.0
 
     def execute(self) -> Generator[RoundEnd | None, None, dict[str, Any]]:
-        started = time.monotonic()
         trainer, path = self._trainer, self._folder.path
         # Only now, when nothing of it was refused: a mended row may use the same folder.
         for text in self._folder.record(self._resolved):
@@ -146,7 +146,7 @@ class _Run:
             done, status = yield from self._train(done, log, trackers)
             with phase("checkpoint"):
                 self._save(done)
-            summary = self._summarise(done, status, time.monotonic() - started)
+            summary = self._summarise(done, status)
             statement = self._write_statement(done)
             if self._config.evaluation.strata:
                 write_json(path / "strata.json", self._strata)
@@ -243,8 +243,12 @@ class _Run:
     def _save(self, done: int) -> None:
         self._folder.flush_metrics()
         keep = self._config.checkpoint.keep
-        state = self._state() | {"settings": self._settings()}
+        state = self._state() | {"settings": self._settings(), "seconds": self._seconds()}
         save_checkpoint(self._folder.checkpoints, done, state, keep)
+
+    def _seconds(self) -> float:
+        """Seconds of the run so far, with those of the processes that it goes on from."""
+        return self._seconds_before + time.monotonic() - self._started
 
     def _settings(self) -> str:
         """The settings as text: a digest would not say which of them have changed."""
@@ -277,6 +281,7 @@ class _Run:
             self._trainer.load_state_dict(state["trainer"])
             self._costs.load_state_dict(state["costs"])
             self._divergence.load_state_dict(state["divergence"])
+            self._seconds_before = float(state.get("seconds", 0.0))
         self._best.load_state_dict(state["best"])
         done = int(state["step"])
         self._notices.add(f"resumed after {self._trainer.unit} {done}")
@@ -288,7 +293,7 @@ class _Run:
             write_json(self._folder.path / "privacy.json", statement)
         return statement
 
-    def _summarise(self, done: int, status: str, seconds: float) -> dict[str, Any]:
+    def _summarise(self, done: int, status: str) -> dict[str, Any]:
         trainer, parts = self._trainer, self._parts
         self._is_over = True
         self._load()
@@ -338,6 +343,6 @@ class _Run:
                 **to_json_value(asdict(replace(facts, class_names=()))),
                 "num_users": {s: parts.task.split(s).num_users for s in parts.task.split_names},
             },
-            "seconds": round(seconds, 3),
+            "seconds": round(self._seconds(), 3),
         }
         return with_comparison(summary, self._resolved)

@@ -76,6 +76,7 @@ class RunSummary:
         metrics: Final metrics by full name, such as "test/accuracy"; they may not be finite.
         best: Best value over rounds, by full name.
         status: "finished" or "budget_exhausted".
+        seconds: Those of all its processes, each up to its last checkpoint if it was cut off.
         diverged: What ``pfl_bench.runs.divergence`` found; None for nothing.
         departure: Why the model is not the row's; empty if it is.
         edited: Why the outcome is not that of ``config.yaml``; empty if it is.

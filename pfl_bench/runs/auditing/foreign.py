@@ -26,7 +26,7 @@ _FEDERATED = {
 _OF_EXAMPLES = dict.fromkeys(
     ("central", "buffers", "noise_generator", "ledger", "seed", "statistics")
 )
-_RUN = dict.fromkeys(("version", "step", "best", "costs", "divergence", "settings"))
+_RUN = dict.fromkeys(("version", "step", "best", "costs", "divergence", "settings", "seconds"))
 # Scalars of a step; those of simulated systems and of time say nothing of the data's values.
 _SCALARS = {
     "train": (

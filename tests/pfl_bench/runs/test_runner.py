@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 import math
 import subprocess
+from functools import partial
+from itertools import count
 from pathlib import Path
+from time import perf_counter
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -95,6 +99,19 @@ def test_a_run_cut_after_a_checkpoint_resumes_to_the_same_bits(
     if setting in ("private_federated", "central_dp"):
         first, second = (read_ledger(f / "ledger.jsonl") for f in (straight, cut))
         assert first == second
+
+
+def test_a_resumed_run_took_the_time_of_all_its_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config("central", central__num_epochs=2, checkpoint={"every": 1, "keep": 10})
+    # It ticks each time that the run, and nobody else, asks.
+    clock = SimpleNamespace(monotonic=partial(next, count(0.0, 100.0)), perf_counter=perf_counter)
+    monkeypatch.setattr("pfl_bench.runs.runner.time", clock)
+    whole = run(config, tmp_path)
+    (tmp_path / "summary.json").unlink()
+    (tmp_path / "checkpoints" / "step-00000002.pt").unlink()
+    assert run(config, tmp_path, resume=True)["seconds"] == whole["seconds"] > 0
 
 
 def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
