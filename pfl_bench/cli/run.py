@@ -11,6 +11,7 @@ from pfl_bench.cli.speech import answer_json, print_table, print_text, say, writ
 from pfl_bench.config.bundled_rows import locate_row
 from pfl_bench.config.loading import ResolvedConfig, load_config
 from pfl_bench.federated.workers.launched import is_launched, is_restarted
+from pfl_bench.metrics import is_spread
 from pfl_bench.types import ConfigError, WorkerGroup
 
 
@@ -72,7 +73,7 @@ def _print_numbers(summary: dict[str, Any], out: Path) -> None:
         print_text(PrivacyStatement.from_json_dict(summary["privacy"]).to_text() + "\n")
     # Distributions over clients are dozens of numbers: the page draws them, the summary has them.
     for metric, value in summary["metrics"].items():
-        if not metric.partition("/")[2].startswith(("client_", "stratum_")):
+        if not is_spread(metric):
             print_text(f"{metric:32} {float(value):.6g}")
     print_text(f"distributions over clients: {out / 'summary.json'}\n")
 

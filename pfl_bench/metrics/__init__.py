@@ -19,6 +19,8 @@ from pfl_bench.types import Metric, PluginError, Task
 _LOSSES = frozenset({"loss", "step_loss", "train_loss", "val_loss"})
 # What is measured of models that clients keep beside the central one.
 PERSONAL = "personal_"
+# What the numbers of a spread begin with: dozens for each metric.
+_SPREADS = ("client_", "stratum_")
 # What a distribution over clients or over the values of a column adds to the name of a value.
 _DERIVED = re.compile(r"(_weighted)?_p\d+$|_by_client$|_mean$")
 
@@ -81,6 +83,11 @@ class MetricDirections:
         if name.startswith("stratum_"):  # then the name of a column, whatever that is
             return any(name.endswith(f"_{value}") for value in lower)
         return name in lower
+
+
+def is_spread(metric: str) -> bool:
+    """Whether a metric, such as "test/client_loss_p90", is of a spread over clients or strata."""
+    return metric.partition("/")[2].removeprefix(PERSONAL).startswith(_SPREADS)
 
 
 def lower_is_better(metric: str, recorded: Mapping[str, Any] | None = None) -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pfl_bench.metrics import PERSONAL
 from pfl_bench.report.canvas import DASHES, GRID, INK, PALETTE, Picture, write_figure
 from pfl_bench.report.costs import Price, bytes_text, flops_text
 from pfl_bench.report.run_folder import RunRecord
@@ -137,7 +138,9 @@ class Box:
 def box_keys(metric: str) -> tuple[str, ...]:
     """Names in a summary's metrics that a box of a metric is made of; the mean's is the last."""
     split, _, base = metric.partition("/")
-    percentiles = (f"{split}/client_{base}_p{percent}" for percent in _PERCENTILES)
+    name = base.removeprefix(PERSONAL)
+    whose = PERSONAL if name != base else ""
+    percentiles = (f"{split}/{whose}client_{name}_p{percent}" for percent in _PERCENTILES)
     return (*percentiles, f"{split}/{base}_by_client")
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from pfl_bench.config.row_differences import experiment, from_head, row_differences
+from pfl_bench.metrics import is_spread
 from pfl_bench.report.audit import audit_status
 from pfl_bench.report.costs import total_of
-from pfl_bench.report.run_facts import SPREADS
 from pfl_bench.report.run_folder import RunRecord, each_run_once
 from pfl_bench.runs.divergence import describe_divergence
 from pfl_bench.runs.rows import RowResult, epsilon_of, rows_of
@@ -168,9 +168,7 @@ def _record(runs: Sequence[RunRecord], folders: Sequence[RunRecord]) -> Record:
 def _metrics(summaries: Sequence[RunSummary]) -> dict[str, list[float | None]]:
     names = dict.fromkeys(name for one in summaries for name in one.metrics)
     return {
-        name: [one.metrics.get(name) for one in summaries]
-        for name in names
-        if not name.partition("/")[2].startswith(SPREADS)
+        name: [one.metrics.get(name) for one in summaries] for name in names if not is_spread(name)
     }
 
 

@@ -9,14 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pfl_bench.metrics import is_spread
 from pfl_bench.report.results import format_value
 from pfl_bench.report.run_folder import RunRecord
 from pfl_bench.report.table import Cell, Table
 from pfl_bench.runs.divergence import describe_divergence
 from pfl_bench.types import as_float
 
-# Dozens of numbers each: how metrics spread over clients and strata.
-SPREADS = ("client_", "stratum_")
 _MAX_CHARACTERS = 200_000
 # Of the best, and of the worst strata.
 _SHOWN = 5
@@ -62,7 +61,7 @@ def run_facts(runs: Sequence[RunRecord]) -> list[dict[str, Any]]:
         metrics = {
             name: format_value(value)
             for name, value in run.summary.metrics.items()
-            if not name.partition("/")[2].startswith(SPREADS)
+            if not is_spread(name)
         }
         shown_files = {} if elsewhere else files
         facts.append({**about, "data": data, "metrics": metrics, "files": shown_files})

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate
 from statistics import fmean
 from typing import Any
 
+from pfl_bench.metrics import is_spread
 from pfl_bench.report.run_folder import RunRecord
 from pfl_bench.types import as_float
 
@@ -27,8 +27,6 @@ X_AXES: tuple[tuple[str, str, float], ...] = (
     (_SECONDS, "seconds of training", 1.0),
     (CLOCK, "simulated hours", 1 / HOUR_S),
 )
-# Each of the page's columns has its distributions over clients in dozens of scalars.
-_DISTRIBUTIONS = re.compile(r"/(client|stratum)_")
 _NOT_EVALUATION = frozenset({"train", "privacy", "time", "systems", "local", "multitask"})
 # About 250 kB of text.
 _MAX_NUMBERS = 35_000
@@ -137,7 +135,7 @@ def numbers(rows: Rows, kept: Sequence[str] = ()) -> str:
             for name, runs in chosen.items()
         },
         "x": offered,
-        "y": [key for key in keys if not _DISTRIBUTIONS.search(key) and "/total_" not in key],
+        "y": [key for key in keys if not is_spread(key) and "/total_" not in key],
     }
     return json.dumps(document, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
 
@@ -155,7 +153,7 @@ def _varying(rows: Rows, kept: Sequence[str]) -> list[str]:
                         continue
                     if seen.setdefault(key, number) != number:
                         varying.add(key)
-    wanted = {key for key in varying if not _DISTRIBUTIONS.search(key)} | {*kept}
+    wanted = {key for key in varying if not is_spread(key)} | {*kept}
     order = ("test", "val", "train", "privacy", "systems", "time")
     ranks = {name: rank for rank, name in enumerate(order)}
     return sorted(wanted, key=lambda key: (ranks.get(key.partition("/")[0], 2), key))

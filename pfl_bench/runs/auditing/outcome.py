@@ -24,7 +24,7 @@ from pfl_bench.config.yaml_text import read_yaml
 from pfl_bench.evaluation.evaluator import Evaluator, families_of
 from pfl_bench.federated.parts import build_forward
 from pfl_bench.files import read_json, read_metrics, to_json_value
-from pfl_bench.metrics import MetricDirections
+from pfl_bench.metrics import MetricDirections, is_spread
 from pfl_bench.profiling import one_thread
 from pfl_bench.runs.auditing.inputs import METRICS_FILE
 from pfl_bench.runs.auditing.opened import OpenedRun
@@ -49,7 +49,6 @@ _TOLERANCE = 0.01
 _PARTS = 64
 # Far beyond any cost: sums of more leave what a float holds.
 _ENDLESS = 1e100
-_SPREADS = ("client_", "stratum_")
 # Of each round, in metrics.jsonl: coins of canaries that are guessed right, and all.
 RIGHT, TRIALS = "canaries/right", "canaries/trials"
 _OF_DATA = ("variant", "checksum", "split_by", "extra", "num_users")
@@ -300,7 +299,7 @@ def _vector(saved: Mapping[str, Any] | None, summary: Mapping[str, Any]) -> torc
 def _differing(stated: Mapping[str, Any], own: Mapping[str, float]) -> Iterator[str]:
     """Spreads over clients are left out: one example of a client of few moves them far."""
     for name, value in own.items():
-        if name.partition("/")[2].startswith(_SPREADS):
+        if is_spread(name):
             continue
         said, now = as_number(stated.get(name)), as_number(to_json_value(value))
         if not json_equal(stated.get(name), to_json_value(value)) and not (

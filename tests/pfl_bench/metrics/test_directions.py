@@ -13,7 +13,8 @@ import pytest
 import pfl_bench.metrics
 from pfl_bench import plugins
 from pfl_bench.files import read_metrics
-from pfl_bench.metrics import MetricDirections, lower_is_better
+from pfl_bench.metrics import MetricDirections, is_spread, lower_is_better
+from pfl_bench.report.pictures import box_keys
 from pfl_bench.runs.rows import headline_metrics, rows_from_summaries
 from pfl_bench.runs.runner import run
 from pfl_bench.types import PluginError, RunSummary
@@ -148,3 +149,17 @@ def test_summaries_of_before_go_by_what_all_families_say() -> None:
 def test_every_family_states_it() -> None:
     for name in plugins.available(plugins.METRIC):
         assert isinstance(MetricDirections.of([name]), MetricDirections)
+
+
+def test_spreads_over_clients_and_strata_are_known_by_the_name() -> None:
+    spreads = (
+        "test/client_accuracy_p10",
+        "test/personal_client_loss_sd",
+        "val/stratum_play_loss_p50",
+    )
+    assert all(map(is_spread, spreads))
+    assert not any(map(is_spread, ("test/accuracy", "val/personal_loss", "val/loss_by_client")))
+    # The spread of what clients' own models give has its own names.
+    keys = box_keys("test/personal_accuracy")
+    assert keys[0] == "test/personal_client_accuracy_p10"
+    assert keys[-1] == "test/personal_accuracy_by_client"
