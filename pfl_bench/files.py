@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 # Far beyond what a file of this toolkit has, and within what every later walk can descend.
 _DEEPEST = 50
 _LARGEST_INTEGER = 2**1023  # the last power of two that a float holds
+_RESTORE = "restore the file from a copy, or run the row again"
 _STRINGS_AND_BRACKETS = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[\]{}]', re.DOTALL)
 
 
@@ -216,13 +217,12 @@ def read_json(path: Path) -> dict[str, Any] | None:
             "whole: delete the file if the run is to be resumed, or run the row again"
         ) from None
     if not isinstance(value, dict):
-        raise RunFolderError(f"{path} holds {type(value).__name__}, expected one JSON object")
+        raise RunFolderError(
+            f"{path} holds {type(value).__name__}, expected one JSON object: {_RESTORE}"
+        )
     wrong = misfit(value, LAYOUTS.get(path.name, {}))
     if wrong:
-        raise RunFolderError(
-            f"{path}: {wrong}, as pfl-bench writes it: restore the file from a copy, or run the "
-            "row again"
-        )
+        raise RunFolderError(f"{path}: {wrong}, as pfl-bench writes it: {_RESTORE}")
     return value
 
 
@@ -241,15 +241,16 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
             if number == len(lines):
                 break
             raise RunFolderError(
-                f"{path}, line {number} is not JSON ({error}); expected one object a round"
+                f"{path}, line {number} is not JSON ({error}); expected one object a round: "
+                f"{_RESTORE}"
             ) from None
         if not isinstance(row, dict) or type(row.get("round")) is not int:
             raise RunFolderError(
                 f"{path}, line {number} is {line[:60]!r}; expected an object with an integer "
-                '"round"'
+                f'"round": {_RESTORE}'
             )
         if wrong := misfit(row, LAYOUTS.get(path.name, {})):
-            raise RunFolderError(f"{path}, line {number}: {wrong}")
+            raise RunFolderError(f"{path}, line {number}: {wrong}: {_RESTORE}")
         rows.append(row)
     return rows
 

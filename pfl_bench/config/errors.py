@@ -62,7 +62,8 @@ class Given:
         """Whether a section, in which a key is missing, is of overrides alone."""
         start = f"{section}."
         below = [key.removeprefix(start) for key in self._keys() if key.startswith(start)]
-        return bool(section) and set(detail["input"]) <= {key.partition(".")[0] for key in below}
+        begun = {key.partition(".")[0] for key in below}
+        return bool(section and begun) and set(detail["input"]) <= begun
 
     def _keys(self) -> list[str]:
         return [text.partition("=")[0].strip() for text in self.overrides]

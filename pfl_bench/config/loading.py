@@ -211,7 +211,7 @@ def resolve(tree: Mapping[str, Any], path: Path, overrides: tuple[str, ...]) -> 
 
 
 def _check_numbers(value: Any, dotted: str, given: Given) -> None:
-    """Refuse numbers, wherever they stand in a configuration, that no tensor holds."""
+    """Refuse numbers, wherever they stand in a configuration, that no tensor holds, or NaN."""
     parts: Iterable[tuple[object, Any]] = ()
     if isinstance(value, Mapping):
         parts = value.items()
@@ -220,8 +220,10 @@ def _check_numbers(value: Any, dotted: str, given: Given) -> None:
     for key, part in parts:
         _check_numbers(part, f"{dotted}.{key}".lstrip("."), given)
     largest = _LARGEST.get(type(value))
-    if largest is not None and largest <= abs(value) < float("inf"):
-        raise ConfigError(f"{given.blame(dotted)}must be less than {largest:.2g} in size")
+    if largest is not None and not abs(value) < largest:
+        raise ConfigError(
+            f"{given.blame(dotted)}must be less than {largest:.2g} in size (given: {value:.4g})"
+        )
 
 
 def _attack_options(config: RunConfig, given: Given) -> BaseModel | None:

@@ -27,6 +27,8 @@ GRID = "#0d0e0f"
 # In points, of which no screen shows a hundredth.
 _COORDINATES = re.compile(r'\s(?:d|x|y|x1|x2|y1|y2|width|height|points|transform)="[^"]*"')
 _LONG_NUMBER = re.compile(r"(\d\.\d)\d+")
+# Of a row's label in a picture, in letters.
+_LONGEST_LABEL = 32
 # Places are marked by colours that are not the ones shown.
 _PRINTED_GRID = "#dfe3e8"
 
@@ -41,6 +43,11 @@ def dashes(style: int) -> tuple[float, ...]:
     # The dashes move on with every colour and once more after a full turn of the colours, so that
     # twelve rows have twelve looks.
     return DASHES[(style + style // len(PALETTE)) % len(DASHES)]
+
+
+def cut(label: str) -> str:
+    """Cut a row's label that lists its settings, which would leave a picture no room for itself."""
+    return label if len(label) <= _LONGEST_LABEL else f"{label[: _LONGEST_LABEL - 1]}…"
 
 
 @dataclass(frozen=True)
@@ -84,7 +91,8 @@ class Picture:
         if not axes.get_ylabel():
             axes.set_ylabel(y_label)
         if axes.get_legend() is None and len(axes.get_legend_handles_labels()[1]) > 1:
-            axes.legend(frameon=False, fontsize=7)
+            handles, labels = axes.get_legend_handles_labels()
+            axes.legend(handles, map(cut, labels), frameon=False, fontsize=7)
         for ending in endings:
             date = "Date" if ending == "svg" else "CreationDate"
             with _page_style(self.identifier):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pfl_bench.metrics import PERSONAL
-from pfl_bench.report.canvas import DASHES, GRID, INK, PALETTE, Picture, write_figure
+from pfl_bench.report.canvas import DASHES, GRID, INK, PALETTE, Picture, cut, write_figure
 from pfl_bench.report.costs import Price, bytes_text, flops_text
 from pfl_bench.report.run_folder import RunRecord
 
@@ -169,7 +169,7 @@ def draw_boxes(identifier: str, metric: str, boxes: Sequence[Box]) -> Picture:
         ink = {"color": INK, "linewidth": 1.1}
         mean = {"marker": "^", "markersize": 7, "markerfacecolor": _MEAN, "markeredgecolor": _MEAN}
         numbers = [
-            dict(zip((*_PARTS, "label"), (*box.percentiles, box.mean, box.label), strict=True))
+            dict(zip((*_PARTS, "label"), (*box.percentiles, box.mean, cut(box.label)), strict=True))
             for box in boxes
         ]
         axes.bxp(

@@ -117,7 +117,8 @@ def runs_below(folder: Path) -> list[Path]:
     files = folder.rglob("config.yaml") if folder.is_dir() else iter(())
     found = sorted(file.parent for file in files if (file.parent / "environment.json").is_file())
     if not found:
-        what = "holds no run folder" if folder.is_dir() else "is no folder"
+        has_none = "holds no run folder, which has config.yaml and environment.json"
+        what = has_none if folder.is_dir() else "is no folder"
         raise RunFolderError(
             f"{folder} {what}; give a folder that `pfl-bench run --out` or `pfl-bench table` wrote"
         )

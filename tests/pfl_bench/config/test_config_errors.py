@@ -47,6 +47,15 @@ WRONG = [
         "expected=[{metric: m, tolerance: 1, source: s, value: 4e38}]",
         "expected.0.value: must be less than 3.4e+38 in size",
     ),
+    (
+        "expected=[{metric: m, tolerance: 1, source: s, value: .nan}]",
+        "expected.0.value: must be less than 3.4e+38 in size (given: nan)",
+    ),
+    (
+        "federated.central_optimizer={name: sgd, weight_decay: .inf}",
+        "federated.central_optimizer.weight_decay: must be less than 3.4e+38 in size (given: inf)",
+    ),
+    ("privacy.audit={}", "privacy.audit.kind: required, but missing"),
     ("privacy.population_size=lots", f"{WHOLE}, or 'training_users', or null (given: 'lots')"),
     ("privacy.delta=2", "must be a number > 0 and < 1, or null (given: 2)"),
     ("privacy.accountant=rpd", "must be one of 'rdp', 'pld', 'prv' (given: 'rpd'); did you mean"),

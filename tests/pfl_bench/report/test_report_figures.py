@@ -10,15 +10,17 @@ from typing import Any
 
 import pytest
 import yaml
+from matplotlib.axes import Axes
 
 from pfl_bench.config.row_differences import settings_digest
 from pfl_bench.config.schema import RunConfig
 from pfl_bench.config.views import Figure, LoadedView, ViewRow, check_measured
 from pfl_bench.files import write_json
+from pfl_bench.report.canvas import Picture
 from pfl_bench.report.costs import bytes_text, flops_text, price_of
 from pfl_bench.report.figures import DrawnFigure, draw_figures
 from pfl_bench.report.page import write_page, write_report
-from pfl_bench.report.pictures import box_keys, box_of
+from pfl_bench.report.pictures import Box, box_keys, box_of, draw_boxes
 from pfl_bench.report.run_facts import strata_tables
 from pfl_bench.report.run_folder import read_run
 from pfl_bench.types import ConfigError
@@ -356,3 +358,19 @@ def test_a_box_needs_all_its_numbers(tmp_path: Path) -> None:
     )
     assert box_of("R", [run], "test/accuracy") is None
     assert box_keys("val/loss")[-1] == "val/loss_by_client"
+
+
+def test_rows_that_their_settings_tell_apart_leave_a_picture_room(tmp_path: Path) -> None:
+    # Matplotlib warns, which is an error here, where labels leave the axes no size.
+    labels = [f"demo-federated ({n}: {'federated.cohort_size 60 -> 10; ' * 6})" for n in (2, 3)]
+    boxes = [Box(label, (0.1, 0.2, 0.3, 0.4, 0.5), 0.3, 1) for label in labels]
+    svg = draw_boxes("b0", "test/accuracy", boxes).svg
+    assert "demo-federated (2: federated.co…" in svg
+    assert labels[1] in svg
+
+    def paint(axes: Axes) -> None:
+        for label in labels:
+            axes.plot([0, 1], [0, 1], label=label)
+
+    Picture("c0", "two curves", paint).save(tmp_path / "curves", "accuracy")
+    assert (tmp_path / "curves.pdf").is_file()
