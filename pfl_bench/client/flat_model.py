@@ -17,6 +17,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
 from pfl_bench.client.factored_gradients import FactoredGradient
+from pfl_bench.types import UserInputError
 
 Gradient = TypeVar("Gradient", bound=Tensor | FactoredGradient)
 
@@ -48,7 +49,7 @@ class FlatModel:
         odd = [n for n, p in module.named_parameters() if p.dtype != torch.float32]
         if odd or not self.parameters:
             what = f"parameters that are not float32: {odd}" if odd else "no trainable parameters"
-            raise ValueError(f"the model has {what}; training needs float32 parameters")
+            raise UserInputError(f"the model has {what}; training needs float32 parameters")
         if device.type != "cpu":
             for layer in module.modules():
                 # The host waits to hear how many rows a sparse gradient has; zeros cost less.
@@ -255,7 +256,8 @@ def mixing_layer(module: nn.Module, inputs: Tensor, training: bool) -> str | Non
         single = [alone[name] for alone in seen[1:] if name in alone]
         rows = sum(len(part) for part in single)
         if rows == len(whole) and whole.is_floating_point():
-            scale = 1e-3 * float(whole.abs().max().clamp_min(1e-3))
-            if not torch.allclose(whole, torch.cat(single), rtol=1e-3, atol=scale):
+            size = whole.nan_to_num(0, 0, 0).abs().max()
+            scale = 1e-3 * float(size.clamp_min(1e-3))
+            if not torch.allclose(whole, torch.cat(single), 1e-3, scale, equal_nan=True):
                 return name
     return None

@@ -309,8 +309,7 @@ def _blaming(dotted: str, given: Given) -> Iterator[None]:
     try:
         yield
     except PluginError as error:
-        text = str(error).removeprefix("plugins: ")
-        raise ConfigError(f"{given.blame(dotted)}{text}") from None
+        raise ConfigError(given.blame(dotted) + str(error).removeprefix("plugins: ")) from None
 
 
 def validate_tree(model: type[M], data: Mapping[str, Any], where: str, given: Given) -> M:

@@ -30,7 +30,7 @@ def read_splits(
     digest = hashlib.sha256()
     like: tuple[Any, ...] | None = None
     for name, users in given.items():
-        if users is None:
+        if users is None and name != "train":
             continue
         if not isinstance(users, Mapping) or not users:
             what = "is empty" if isinstance(users, Mapping) else f"is a {type(users).__name__}"

@@ -187,7 +187,7 @@ class _Setting:
             _number(where, "cohort_size", cohort),
         )
         given = accounting.get("mechanism", DEFAULT_MECHANISM)
-        options = {"name": given} if isinstance(given, str) else dict(given)
+        options = dict(given) if isinstance(given, Mapping) else {"name": given}
         if not isinstance(options.get("name"), str):
             raise ConfigError(
                 f"{where}: mechanism is {given!r}, but must be a name, or a mapping with a name "

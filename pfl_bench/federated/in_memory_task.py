@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -106,7 +107,8 @@ def in_memory_task(
 
 def _families(metrics: Sequence[str], default: str | None) -> tuple[str, ...]:
     known = available(METRIC)
-    if isinstance(metrics, str) or any(metric not in known for metric in metrics):
+    is_list = isinstance(metrics, list | tuple)
+    if not is_list or any(metric not in known for metric in metrics):
         raise UserInputError(f"metrics: {metrics!r:.80}; give a list of {', '.join(known)}")
     if not metrics and default is None:
         raise UserInputError(
@@ -153,6 +155,13 @@ def _probe(
                 "cross_entropy takes outputs [n, classes] and targets [n], binary_cross_entropy "
                 "both [n, labels], a loss of one's own a tensor with a row for each example"
             )
+        # A copy: what a model keeps of its last batch would hold the graph.
+        if not copy.deepcopy(module)(inputs).requires_grad:
+            raise UserInputError(
+                "model: its outputs have no gradient by a parameter, so that nothing would be "
+                "trained; take no detach(), no_grad() or argmax on the way, and leave a parameter "
+                "that is not frozen"
+            )
         if not is_named:
             _check_loss(loss, outputs, targets)
         mixing = mixing_layer(module, inputs, training=False) if len(inputs) > 1 else None
@@ -166,10 +175,15 @@ def _probe(
 
 
 def _check_loss(loss: Any, outputs: Tensor, targets: Tensor) -> None:
+    outputs.requires_grad_()
     value = loss(outputs, targets)
     if not isinstance(value, Tensor) or value.numel() != 1 or not value.is_floating_point():
         got = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
         raise UserInputError(f"loss: gives {got}; give one number, the mean over the examples")
+    if not value.requires_grad:
+        raise UserInputError(
+            "loss: has no gradient by the outputs; take no detach(), item() or argmax on the way"
+        )
     singles = [loss(outputs[i : i + 1], targets[i : i + 1]) for i in range(len(outputs))]
     if not torch.allclose(value, torch.stack(singles).mean(), rtol=1e-3, atol=1e-5):
         raise UserInputError(

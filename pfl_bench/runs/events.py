@@ -95,7 +95,7 @@ class Callbacks:
     """Tells callbacks of rounds, within the guarantee of this module.
 
     ``on_evaluation`` is called after each evaluation, before ``on_round_end``. ConfigError if the
-    run is not federated.
+    run is not federated, or a callback is none.
     """
 
     def __init__(
@@ -109,6 +109,10 @@ class Callbacks:
                 "FederatedTrainer trains rows of federated training, and this row is of the "
                 f"setting '{config.setting}'; run it by run_row"
             )
+        given = {"on_round_end": on_round_end, "on_evaluation": on_evaluation}
+        for name, callback in given.items():
+            if callback is not None and not callable(callback):
+                raise ConfigError(f"{name}: {callback!r:.60} cannot be called; give a function")
         self._is_private = config.setting == "private_federated"
         withheld = {"train"} if self._is_private else set()
         self._splits = set(config.evaluation.splits) - withheld

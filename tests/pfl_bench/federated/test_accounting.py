@@ -127,6 +127,7 @@ def test_numpy_s_numbers_are_numbers() -> None:
         ({"cohort_size": "many"}, ConfigError, "cohort_size is 'many', but must be a number"),
         ({"delta": "small"}, ConfigError, "delta is 'small'"),
         ({"separatin": 2}, ConfigError, "did you mean 'separation'"),
+        ({"mechanism": None}, ConfigError, "a mapping with a name and options"),
         ({"mechanism": {"bands": 2}}, ConfigError, "a mapping with a name and options"),
         ({"mechanism": {"name": "laplace", "band": 2}}, ConfigError, "unknown key"),
         ({"mechanism": "laplce"}, PluginError, "did you mean 'laplace'"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import os
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import pfl_bench
+from pfl_bench.client.flat_model import mixing_layer
 from pfl_bench.data.code_digest import code_digest
 from pfl_bench.types import UserInputError
 from privacy.errors import PlanError
@@ -211,10 +213,24 @@ X, Y = np.zeros((4, 6)), np.zeros(4, dtype=int)
 OBJECTS = np.array([None, "a", 1, 2], dtype=object)
 
 
+class Frozen(Net):
+    """A model whose outputs nothing can be learned from."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs).detach()
+
+
+def test_a_layer_that_makes_nan_does_not_end_the_search_for_mixing_layers() -> None:
+    layers = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    nn.init.constant_(layers[0].weight, math.nan)
+    assert mixing_layer(layers, torch.ones(3, 2), training=False) is None
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"train": {}}, "train: is empty"),
+        ({"train": None}, "train: is a NoneType; give a dict"),
         ({"train": [X]}, "train: is a list; give a dict"),
         ({"train": {"a": (X[:0], Y[:0])}}, "train, user 'a': has 0 inputs.*leave it out"),
         ({"train": {"a": (X, Y[:3])}}, "user 'a': has 4 inputs and 3 targets"),
@@ -236,6 +252,12 @@ OBJECTS = np.array([None, "a", 1, 2], dtype=object)
         ({"model": lambda size: Net()}, "cannot be made without arguments"),
         ({"model": lambda: nn.Linear(5, 3)}, r"fails on a batch of inputs torch.float32 \[4, 6\]"),
         ({"model": lambda: nn.Unflatten(1, (2, 3))}, r"makes outputs \[4, 2, 3\]"),
+        ({"model": Frozen}, "model: its outputs have no gradient"),
+        (
+            {"loss": lambda o, t: (o.argmax(1) != t).float().mean(), "metrics": ["classification"]},
+            "loss: has no gradient",
+        ),
+        ({"metrics": None}, "metrics: None; give a list of classification"),
         ({"loss": "hinge"}, "loss: 'hinge' is none of cross_entropy"),
         ({"loss": lambda o, t: o.sum()}, "metrics: none"),
         ({"loss": lambda o, t: o, "metrics": ["classification"]}, r"loss: gives \[4, 3\]"),

@@ -145,6 +145,11 @@ def test_an_error_of_a_callback_leaves_a_run_that_goes_on(tmp_path: Path) -> Non
 def test_what_is_not_federated_is_refused_before_anything_is_made(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="of the setting 'central'; run it by run_row"):
         pfl_bench.FederatedTrainer(make_config("central"), tmp_path / "run")
+    not_callable: Any = "print"
+    with pytest.raises(ConfigError, match="on_round_end: 'print' cannot be called"):
+        pfl_bench.FederatedTrainer(
+            make_config("federated"), tmp_path / "run", on_round_end=not_callable
+        )
     assert not (tmp_path / "run").exists()
 
 
