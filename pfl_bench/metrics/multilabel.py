@@ -28,8 +28,8 @@ float32 probabilities, so a score within their rounding of a threshold can fall 
 Precision is 0 where nothing is predicted, F1 where there is neither a positive nor a prediction.
 Without any positive at all, c_ap and o_ap are NaN.
 
-A logit that is NaN or infinite makes its class's values NaN, and with them every average and the
-loss.
+A logit that is NaN or infinite makes its class's values NaN, and with them every average; the loss
+is then not finite.
 
 Source: Song et al. 2022 (FLAIR), tables 1 and 2; thresholds: that paper's published code.
 """

@@ -118,7 +118,8 @@ class LocalTrainer(PersonalizedModels):
     def advance(self, index: int) -> dict[str, float]:
         """Train the next clients over the whole grid in round ``index``, 1-based; gives scalars.
 
-        "local/rate_<rate>" counts the clients that chose each so far.
+        "local/rate_<rate>" counts the clients that chose each so far; "local/val_loss" and
+        "local/train_loss" are means over the round's clients that are judged on these examples.
         """
         started = time.perf_counter()
         options = self._options
@@ -147,10 +148,11 @@ class LocalTrainer(PersonalizedModels):
             "systems/bytes_down": 0.0,
             "systems/bytes_up": 0.0,
         }
-        if len(lost) < len(places):
-            losses = self._loss[places.start : places.stop]
-            judged_on = "train" if (self._val_user < 0).all() else "val"
-            scalars[f"local/{judged_on}_loss"] = float(losses.nanmean())
+        has_val = torch.from_numpy(self._val_user[places.start : places.stop] >= 0)
+        for judged_on, chosen in (("val", has_val), ("train", ~has_val)):
+            losses = self._loss[places.start : places.stop][chosen]
+            if not losses.isnan().all():
+                scalars[f"local/{judged_on}_loss"] = float(losses.nanmean())
         for number, rate in enumerate(options.learning_rates):
             scalars[f"local/rate_{rate:g}"] = float((self._rate == number).sum())
         scalars["time/round_seconds"] = time.perf_counter() - started

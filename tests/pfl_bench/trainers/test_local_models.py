@@ -295,5 +295,9 @@ def test_a_choice_on_training_examples_is_said_and_called_that(
     (notice,) = notices
     assert f"{without} of 12 clients have no val examples" in notice
     scalars = trained.advance(1)
-    assert ("local/train_loss" in scalars) == (without == 12)
+    # Each mean is over the clients that are judged so, five in the round.
+    losses = trained.state_dict()["loss"][:5]
+    assert scalars["local/train_loss"] == pytest.approx(float(losses[:without].mean()))
     assert ("local/val_loss" in scalars) == (without == 1)
+    if without == 1:
+        assert scalars["local/val_loss"] == pytest.approx(float(losses[1:].mean()))
