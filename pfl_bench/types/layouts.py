@@ -71,6 +71,7 @@ _KINDS: dict[str, Any] = {
     "number": (int, float),
     "number or null": (int, float, type(None)),
     "whole number": int,
+    "text or whole number": (str, int),
     "scalar": (str, int, float, type(None)),
 }
 _CLAIM = {
@@ -138,7 +139,7 @@ _ENVIRONMENT = {
     "model": {"initial_digest": "text"},
     "engine": {"name": "text"},
     "processes": "text",
-    "private_seed": {"value!": "text", "parts!": {}, "nonce": "text"},
+    "private_seed": {"value!": "text", "parts!": {}, "nonce": "text or whole number"},
 }
 # How the ledger began that a resumed run goes on with.
 _LEDGER = {"bytes": "whole number", "sha256": "text"}

@@ -22,7 +22,7 @@ from pfl_bench.runs.audit import audit_run
 from pfl_bench.runs.environment import environment
 from pfl_bench.runs.runner import run
 from pfl_bench.types import DataFacts
-from pfl_bench.types.layouts import LAYOUTS
+from pfl_bench.types.layouts import LAYOUTS, misfit
 from pfl_bench.types.results import RunSummary
 from privacy.audit import evidence
 from privacy.audit.check import Check
@@ -189,3 +189,10 @@ def test_the_verdict_names_files_that_were_not_looked_at(
     assert f"; not looked at: {named}; " in last_line(path, capsys)
     assert audit_run(path, 1).words == f"passed on records alone: not looked at: {named}"
     assert audit_status(read_run(path)) == "passed on records alone; files not looked at"
+
+
+@pytest.mark.parametrize("nonce", [0, 7, "mine", None])
+def test_a_nonce_may_be_whatever_a_row_gives(nonce: int | str | None) -> None:
+    seed = {"value": "sha256:0", "parts": {}, "nonce": nonce}
+    assert misfit({"private_seed": seed}, LAYOUTS["environment.json"]) is None
+    assert misfit({"private_seed": {**seed, "nonce": 0.5}}, LAYOUTS["environment.json"])
