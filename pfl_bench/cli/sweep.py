@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from pfl_bench.config.sweeps import Combination, LoadedSweep, load_sweep
 from pfl_bench.files import write_json
 from pfl_bench.runs.selection import (
     NOT_COVERED,
+    SELECTION_FILE,
     adaptive_problem,
     best_of,
     composed_epsilons,
@@ -255,9 +257,11 @@ def _selection_words(
     return [
         f"Selected by {sweep.metric}: {out / best.slug}. No run has looked at test data; on the "
         "same machine and code, this command repeats the selected trial, bit for bit, and tests it "
-        "once. Its model has the price of the selection, not that of one run. If model_sha256 in "
-        "its summary.json is not the trial's, it was one more run, and spent its own epsilon:\n"
-        f"  {command_of(sweep, best, out)}",
+        "once. Its model has the price of the selection, not that of one run: the second command "
+        "takes that along, for tables and the audit. If model_sha256 in its summary.json is not "
+        "the trial's, it was one more run, and spent its own epsilon:\n"
+        f"  {command_of(sweep, best, out)}\n"
+        f"  {shlex.join(['cp', str(out / best.slug / SELECTION_FILE), str(out / 'best')])}",
         f"Privacy: {_selection_price(record)} {covers(record['unit'])}",
         "Outside: " + " ".join(NOT_COVERED),
     ]

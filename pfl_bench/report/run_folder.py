@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +182,7 @@ def read_run(path: Path) -> RunRecord:
     selection = read_json(path / "selection.json")
     if statement is not None and selection is not None:
         statement = {**statement, "selection": selection}
+        summary = replace(summary, privacy=statement)
     return RunRecord(
         path=path,
         config_text=config_text,

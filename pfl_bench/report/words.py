@@ -89,10 +89,9 @@ def describe(
 
 def _selection(selection: Any) -> str:
     """Epsilons of a run together with its having been chosen; empty without a choice."""
-    if not isinstance(selection, Mapping):
+    if selection is None:
         return ""
-    parts = [selection.get(key) for key in ("epsilon", "delta", "trials")]
-    epsilons, deltas, law = (one if isinstance(one, Mapping) else {} for one in parts)
+    epsilons, deltas, law = (selection.get(key, {}) for key in ("epsilon", "delta", "trials"))
     sides = [
         f"{format_epsilon(as_float(epsilons.get(side)), None)} {side} at delta "
         f"{_number(deltas.get(side))}"

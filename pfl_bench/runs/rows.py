@@ -288,6 +288,8 @@ def _notes(
     seeds = [run.seed for run in runs]
     if sorted(set(seeds)) != list(range(len(set(seeds)))):
         notes.append(f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}")
+    if any("selection" in (run.privacy or {}) for run in runs):
+        notes.append("epsilon is that of the best of a random number of trials")
     if any(run.pinned_nonce for run in runs):
         notes.append("private draws of a pinned nonce")
     repeated = sorted({seed for seed in seeds if seeds.count(seed) > 1})
@@ -311,8 +313,13 @@ def _notes(
 
 
 def epsilon_of(statement: Mapping[str, Any], side: str) -> tuple[float | None, float | None]:
-    """Epsilon and delta of one side of a privacy statement."""
-    claim = statement.get(side) or {}
+    """Epsilon and delta of one side of a privacy statement; those of its selection, if it has one.
+
+    What is published of a selected run is the run and that it was chosen: it costs more.
+    """
+    claim, selection = statement.get(side) or {}, statement.get("selection")
+    if selection is not None:
+        claim = {key: selection.get(key, {}).get(side, "inf") for key in ("epsilon", "delta")}
     return as_float(claim.get("epsilon")), as_float(claim.get("delta"))
 
 

@@ -230,9 +230,14 @@ def choice_problems(run_folder: Path) -> list[str] | None:
             summaries.append(read_json(folder / "summary.json") or {})
         values = [as_number(summary["selection"]["value"]) for summary in summaries]
         chosen = best_of(values, is_lower_better(name, summaries))
-        if chosen is None or not run_folder.resolve().name.startswith(f"trial-{chosen + 1:03d},"):
-            best = "none" if chosen is None else f"that of trial {chosen + 1}"
-            return [f"{out}: the best {name} is {best}, not this run's"]
+        if chosen is None:
+            return [f"{out}: no trial has a number as its {name}"]
+        own = (read_json(run_folder / "summary.json") or {}).get("model_sha256")
+        if own != summaries[chosen]["model_sha256"]:
+            return [
+                f"{out}: the best {name} is that of trial {chosen + 1}, whose model is not this "
+                "run's"
+            ]
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         return [f"{out}: the sweep's trials cannot be read again: {error!r}"]
     return []

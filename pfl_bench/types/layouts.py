@@ -171,6 +171,11 @@ LAYOUTS: dict[str, Any] = {
         "data": _DATA,
         "seconds": "number",
     },
+    "selection.json": {
+        "epsilon!": {...: "number"},
+        "delta!": {...: "number"},
+        "trials!": {"distribution!": "text", "mean!": "number"},
+    },
     "metrics.jsonl": {...: "number"},
     "privacy.json": _STATEMENT,
     "config.yaml": {

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,10 +16,13 @@ from dp_accounting import dp_event, rdp
 from pfl_bench.cli import run_many
 from pfl_bench.cli.main import main
 from pfl_bench.config.sweeps import load_sweep
+from pfl_bench.report.records import records
 from pfl_bench.report.run_folder import read_run
 from pfl_bench.report.words import describe
 from pfl_bench.runs.audit import audit_run
+from pfl_bench.runs.rows import rows_of
 from pfl_bench.runs.selection import best_of, choice_problems, drawn_trials
+from pfl_bench.types import RunFolderError
 from privacy.audit.evidence import gather
 from privacy.audit.selected import check_selection, plan_composition
 from privacy.ledger import iterate_ledger
@@ -61,6 +66,36 @@ def read(path: Path) -> dict[str, Any]:
     return document
 
 
+def test_the_selected_run_that_is_tested_has_the_price_in_tables_and_leaderboard(
+    sweep_file: Callable[..., Path], tmp_path: Path, capsys: Capture
+) -> None:
+    out = tmp_path / "runs"
+    assert main(["sweep", str(sweep_file()), "--out", str(out)]) == 0
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    (run,) = [line for line in lines if line.startswith("pfl-bench run")]
+    (copy,) = [line for line in lines if line.startswith("cp ")]
+    assert main(shlex.split(run)[1:]) == 0
+    best = out / "best"
+    assert shlex.split(copy)[1:] == [str(chosen_folder(out) / "selection.json"), str(best)]
+    own = read(best / "privacy.json")["simulated"]["epsilon"]
+    assert {line.epsilon_simulated for line in rows_of([read_run(best).summary])} == {own}
+    shutil.copy(*shlex.split(copy)[1:])
+    price = read(best / "selection.json")["epsilon"]
+    tested = read_run(best)
+    for line in rows_of([tested.summary]):
+        assert (line.epsilon_simulated, line.epsilon_actual) == tuple(price.values())
+        assert "epsilon is that of the best of a random number of trials" in line.note
+    (entry,) = records([tested])
+    assert entry.epsilon == price["simulated"] > own
+    assert choice_problems(best) == []
+    changed = read(best / "summary.json") | {"model_sha256": "0"}
+    (best / "summary.json").write_text(json.dumps(changed))
+    assert "whose model is not this run's" in (choice_problems(best) or [""])[0]
+    (best / "selection.json").write_text('{"epsilon": 1.0}')
+    with pytest.raises(RunFolderError, match=r"'epsilon' is 1\.0; expected an object"):
+        read_run(best)
+
+
 def chosen_folder(out: Path) -> Path:
     (record,) = out.glob("trial-*/selection.json")
     return record.parent
@@ -102,7 +137,6 @@ def test_the_best_trial_carries_the_price_and_the_audit_derives_it(
     shown = facts["Epsilon with the choice among trials"]
     assert f"{record['epsilon']['actual']:.3g}"[:3] in shown
     assert shown.endswith("geometric number of trials, mean 3")
-
     done = audit_run(folder)
     (check,) = [check for check in done.checks if check.name == "selection"]
     assert (check.outcome, done.verdict) == ("passed", "passed")
