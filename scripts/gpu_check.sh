@@ -12,4 +12,6 @@ if [ -z "${PYTHON:-}" ]; then
     ensure_environment ".[dev]"
     PYTHON=.venv/bin/python
 fi
+# An environment that is given need not have the checkout installed.
+export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
 exec "$PYTHON" scripts/gpu_check.py "$@"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -27,6 +29,22 @@ def check() -> Iterator[SimpleNamespace]:
         yield SimpleNamespace(**{key: importlib.import_module(m) for key, m in names.items()})
     finally:
         sys.path.remove(scripts)
+
+
+def test_an_environment_that_is_given_finds_the_checkout_and_its_own_packages(
+    tmp_path: Path,
+) -> None:
+    """An environment on a machine with a GPU has neither the checkout nor its ``.venv``."""
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\nprintf %s "$PYTHONPATH"\n')
+    python.chmod(0o755)
+    for given, wanted in (("", str(REPOSITORY)), ("/tmp/site", f"{REPOSITORY}:/tmp/site")):
+        environment = {**os.environ, "PYTHON": str(python), "PYTHONPATH": given}
+        done = subprocess.run(
+            ["bash", REPOSITORY / "scripts/gpu_check.sh", "--list"],
+            env=environment, cwd=tmp_path, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert done.stdout == wanted
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
