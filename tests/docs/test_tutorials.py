@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 
-import nbformat
 import pytest
 
 from tests.docs.following import compare, documentation, follow, own_plugins, without_numbers
 from tests.helpers import REPOSITORY
 
 TUTORIALS = documentation("tutorials")
+nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed")
 PAGES = TUTORIALS.tutorials(REPOSITORY)
 
 
