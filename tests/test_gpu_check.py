@@ -95,6 +95,14 @@ def test_a_step_measures(name: str, check: SimpleNamespace, tmp_path: Path) -> N
         assert len(found["most"]) == 12
 
 
+def test_a_precision_that_a_row_refuses_is_said_and_ends_nothing(
+    check: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check.steps, "DEMO", ("central_dp",))
+    found = check.steps.run_step("demo-bfloat16", "cpu", tmp_path)
+    assert "set precision to float32" in found["central_dp"]["refused"]
+
+
 def test_cells_are_run_while_time_is_left_and_kept(
     check: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
