@@ -143,6 +143,13 @@ _ENVIRONMENT = {
 }
 # How the ledger began that a resumed run goes on with.
 _LEDGER = {"bytes": "whole number", "sha256": "text"}
+_CANARIES = (
+    "kind", "count", "direction", "access", "sampling", "knows_others", "rounds", "delta",
+    "confidence", "method", "estimate", "lower_bound", "upper_bound", "rests_on", "scores",
+    "lower_bound_any_mechanism", "guesses", "num_correct", "num_hypotheses", "included",
+    "noise_multiplier_upper_bound", "mu_lower_bound", "mu_estimate", "null_law", "canary_law",
+    "trials",
+)  # fmt: skip
 # What a run writes into its files, of the kinds that their readers rely on.
 LAYOUTS: dict[str, Any] = {
     "environment.json": {
@@ -171,6 +178,7 @@ LAYOUTS: dict[str, Any] = {
         "data": _DATA,
         "seconds": "number",
     },
+    "canaries.json": dict.fromkeys(_CANARIES, "any"),
     "selection.json": {
         "epsilon!": {...: "number"},
         "delta!": {...: "number"},

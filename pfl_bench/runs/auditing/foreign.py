@@ -6,13 +6,17 @@ A sum before its noise, once kept "to debug", leaves the machine with the folder
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from pfl_bench.config.schema import RunConfig
+from pfl_bench.files import read_json, read_metrics
 from pfl_bench.runs.audit_file import ledger_digest
 from pfl_bench.runs.checkpoint import steps_saved
 from pfl_bench.runs.environment import PACKAGES
+from pfl_bench.simulation.devices.timeline import TIMELINES, RoundTimeline
+from pfl_bench.simulation.devices.trace_file import DEVICES
 from pfl_bench.types.layouts import LAYOUTS, unnamed
 from privacy.audit import values
 
@@ -78,6 +82,28 @@ def foreign_results(summary: Mapping[str, Any], splits: Collection[str]) -> Iter
     yield from unnamed(summary, LAYOUTS["summary.json"])
     measured = summary.get("metrics") or {}
     yield from (f"metrics.{name}" for name in measured if name.partition("/")[0] not in splits)
+
+
+def foreign_lists(folder: Path, config: RunConfig) -> Iterator[str]:
+    """What files of canaries, strata and simulated devices have that no such run writes."""
+    is_audited = config.privacy is not None and config.privacy.audit is not None
+    asked = {
+        "canaries.json": is_audited,
+        "strata.json": bool(config.evaluation.strata),
+        TIMELINES: config.systems is not None,
+        DEVICES: config.systems is not None,
+    }
+    for name, is_asked in asked.items():
+        if (folder / name).exists() and not is_asked:
+            yield f"{name}: no run of this configuration writes it"
+    canaries = read_json(folder / "canaries.json") or {}
+    played = set().union(*read_metrics(folder / TIMELINES))
+    named = {
+        "canaries.json": unnamed(canaries, LAYOUTS["canaries.json"]),
+        TIMELINES: sorted(played - {"round", *(each.name for each in fields(RoundTimeline))}),
+    }
+    for name, keys in named.items():
+        yield from (f"{name}: {key}: no run writes it" for key in keys)
 
 
 def foreign_scalars(rows: Iterable[Mapping[str, Any]], splits: Collection[str]) -> list[str]:

@@ -27,6 +27,7 @@ from pfl_bench.runs.auditing.foreign import (
     TEXTS,
     foreign_environment,
     foreign_files,
+    foreign_lists,
     foreign_members,
     foreign_results,
     foreign_scalars,
@@ -73,6 +74,7 @@ def gather_inputs(run: OpenedRun, statement: Mapping[str, Any]) -> AuditInputs:
     rows = _metric_rows(folder)
     evaluated = {*resolved.config.evaluation.splits, *resolved.config.evaluation.final_splits}
     foreign += replaced_lines(folder, run.recorded("resumptions"))
+    foreign += foreign_lists(folder, resolved.config)
     summary = read_json(folder / "summary.json")
     for file, names in (
         (METRICS_FILE, foreign_scalars(rows or (), evaluated)),

@@ -191,6 +191,34 @@ def test_the_verdict_names_files_that_were_not_looked_at(
     assert audit_status(read_run(path)) == "passed on records alone; files not looked at"
 
 
+def test_what_no_run_writes_of_canaries_strata_and_devices_fails(tmp_path: Path) -> None:
+    def failure(path: Path, name: str, text: str) -> str:
+        file = path / name
+        before = file.read_text() if file.exists() else None
+        file.write_text(text)
+        (check,) = [check for check in audit_run(path, 1).checks if check.name == "folder"]
+        file.unlink() if before is None else file.write_text(before)
+        assert check.outcome == "failed"
+        return check.evidence
+
+    path = tmp_path / "canaries"
+    run(make_config("private_federated", **SETTINGS["one_run"]), path)
+    canaries = json.loads((path / "canaries.json").read_text()) | {"clients": {"3": 0.5}}
+    said = failure(path, "canaries.json", json.dumps(canaries))
+    assert "canaries.json: clients: no run writes it" in said
+    said = failure(path, "strata.json", '{"train": {"3": [1, 0]}}')
+    assert "strata.json: no run of this configuration writes it" in said
+    said = failure(path, "timelines.jsonl", "")
+    assert "timelines.jsonl: no run of this configuration writes it" in said
+
+    path = tmp_path / "devices"
+    run(make_config("private_federated", **SETTINGS["selected"]), path)
+    lines = (path / "timelines.jsonl").read_text().splitlines()
+    lines = [json.dumps({**json.loads(line), "losses": {"3": 0.5}}) for line in lines]
+    said = failure(path, "timelines.jsonl", "\n".join(lines))
+    assert "timelines.jsonl: losses: no run writes it" in said
+
+
 @pytest.mark.parametrize("nonce", [0, 7, "mine", None])
 def test_a_nonce_may_be_whatever_a_row_gives(nonce: int | str | None) -> None:
     seed = {"value": "sha256:0", "parts": {}, "nonce": nonce}
