@@ -85,7 +85,7 @@ def foreign_results(summary: Mapping[str, Any], splits: Collection[str]) -> Iter
 
 
 def foreign_lists(folder: Path, config: RunConfig) -> Iterator[str]:
-    """What files of canaries, strata and simulated devices have that no such run writes."""
+    """Contents of files of canaries, strata and devices that no run of a configuration writes."""
     is_audited = config.privacy is not None and config.privacy.audit is not None
     asked = {
         "canaries.json": is_audited,
