@@ -468,7 +468,7 @@ def test_the_section_is_strict() -> None:
     assert (options.overcommitment, options.deadline_s) == (1.3, None)
     assert options.source == {"name": "generated", "seed": 0, "num_devices": None}
     for tree, message in (
-        ({}, "which needs source"),
+        ({}, "systems.source: required, but missing"),
         ({"source": {}}, "give the name of a device source: csv, fedscale, file, generated"),
         ({"source": {"name": "genrated"}}, "no device source named 'genrated'; did you mean 'gen"),
         ({"source": {"name": "generated", "path": "x"}}, "systems.source.path"),
