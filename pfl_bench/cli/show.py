@@ -227,10 +227,14 @@ def epsilon_lines(simulated: Accounted, actual: Accounted | None) -> Iterator[st
         if accounted is None:
             yield from _wrapped(f"{head}known when the data are there (hypothetical population)")
             continue
-        delta = "" if accounted.delta is None else f" at delta {small(accounted.delta)}"
+        delta, users = accounted.delta, accounted.population_size
+        shown = "" if delta is None else f" at delta {small(delta)}"
+        is_large = delta is not None and delta * users >= 1.0
         yield from _wrapped(
-            f"{head}{round_up(accounted.epsilon, 4)}{delta}: {accounted.cohort_size:g} of "
-            f"{accounted.population_size}, z = {accounted.noise_multiplier:.4g}"
+            f"{head}{round_up(accounted.epsilon, 4)}{shown}: {accounted.cohort_size:g} of {users}, "
+            f"z = {accounted.noise_multiplier:.4g}"
+            + is_large
+            * f"; delta is not below 1/{users}, so this promises nothing: lower it"
         )
 
 

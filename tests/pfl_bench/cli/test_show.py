@@ -109,6 +109,14 @@ def test_a_row_fits_into_80_columns_and_names_its_published_number(capsys: Captu
     assert "local_momentum: 0.0" in everything
 
 
+def test_a_delta_that_promises_nothing_is_said_before_the_run(capsys: Capture) -> None:
+    row = "demo/private_federated.yaml"
+    for delta, is_said in (("0.0033", False), ("0.0034", True)):  # of 300 users
+        assert main(["run", row, f"privacy.delta={delta}", "--dry-run"]) == 0
+        printed = " ".join(capsys.readouterr().out.split())
+        assert ("delta is not below 1/300, so this promises nothing" in printed) == is_said
+
+
 def test_an_override_is_shown_and_is_not_the_row(capsys: Capture) -> None:
     arguments = ("show", "demo/central", "central.num_epochs=3", "--no-estimate")
     text = shown(capsys, *arguments)
