@@ -229,12 +229,12 @@ def epsilon_lines(simulated: Accounted, actual: Accounted | None) -> Iterator[st
             continue
         delta, users = accounted.delta, accounted.population_size
         shown = "" if delta is None else f" at delta {small(delta)}"
-        is_large = delta is not None and delta * users >= 1.0
+        warning = ""
+        if delta is not None and delta * users >= 1.0:
+            warning = f"; delta is not below 1/{users}, so this promises nothing: lower it"
         yield from _wrapped(
             f"{head}{round_up(accounted.epsilon, 4)}{shown}: {accounted.cohort_size:g} of {users}, "
-            f"z = {accounted.noise_multiplier:.4g}"
-            + is_large
-            * f"; delta is not below 1/{users}, so this promises nothing: lower it"
+            f"z = {accounted.noise_multiplier:.4g}{warning}"
         )
 
 

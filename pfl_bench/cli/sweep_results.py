@@ -33,14 +33,13 @@ class Result:
 
 def result_of(combination: Combination, summary: dict[str, Any]) -> Result:
     """Read what a run's summary says."""
+    from pfl_bench.runs.rows import epsilon_of
     from pfl_bench.types import as_float
 
     selection = summary.get("selection") or {}
     value = as_float(selection.get("value"))
     privacy = summary.get("privacy") or {}
-    simulated, actual = (
-        as_float((privacy.get(side) or {}).get("epsilon")) for side in ("simulated", "actual")
-    )
+    simulated, actual = (epsilon_of(privacy, side)[0] for side in ("simulated", "actual"))
     value = math.nan if value is None else value
     return Result(combination, value, selection.get("index"), (simulated, actual))
 

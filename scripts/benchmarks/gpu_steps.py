@@ -19,7 +19,7 @@ from xml.etree import ElementTree
 
 import torch
 
-from benchmarks import femnist, niid_cells, shakespeare
+from benchmarks import decoding, femnist, niid_cells, shakespeare
 from benchmarks.common import Machine, OurSide
 from benchmarks.femnist import FEMNIST
 from benchmarks.workload import Job, Workload, configuration
@@ -31,7 +31,6 @@ SLOTS = {"cuda": (8, 32, 128), "cpu": (8,)}
 REPEATED = ["federated.num_rounds=8", "checkpoint.every=2", "evaluation.every=8"]
 # Slots that no memory of ``MEMORY_BYTES`` holds: FEMNIST's CNN has 1.2 million parameters.
 TOO_MANY_SLOTS, MEMORY_BYTES = 1024, 3 * 2**30
-PICTURES = 256
 FORTY = partial(femnist.make_store, num_users=40)
 SIXTY = partial(femnist.make_store, num_users=60)
 
@@ -234,39 +233,6 @@ def _out_of_memory(device: str, folder: Path) -> dict[str, Any]:
     return {"clients": int(side.scalars["train/cohort_size"]), "notices": said}
 
 
-def _decoding(device: str, folder: Path) -> dict[str, Any]:
-    """JPEGs of 256 x 256 pixels a second, by where they are decoded."""
-    import io
-
-    import numpy as np
-    from PIL import Image
-
-    from tasks.flair.decoding import Decoder
-
-    rng = np.random.default_rng(0)
-    pictures = []
-    for _ in range(PICTURES):
-        # Smooth, as photographs are: noise would be slow to decode.
-        small = Image.fromarray(rng.integers(0, 256, (16, 16, 3), dtype=np.uint8))
-        buffer = io.BytesIO()
-        small.resize((256, 256), Image.Resampling.BICUBIC).save(buffer, "JPEG", quality=90)
-        pictures.append(np.frombuffer(buffer.getvalue(), np.uint8).copy())
-    names = [f"picture {i}" for i in range(PICTURES)]
-    found = {}
-    for where in dict.fromkeys(("cpu", device)):
-        decoder = Decoder("cpu" if where == "cpu" else "gpu", 256, None)
-        decoder.use_device(torch.device(where))
-        seconds = []
-        for _ in range(3):
-            began = time.perf_counter()
-            decoder.decode(pictures, names)
-            if where == "cuda":
-                torch.cuda.synchronize()
-            seconds.append(time.perf_counter() - began)
-        found[where] = {"pictures_a_second": round(PICTURES / min(seconds[1:]))}
-    return found
-
-
 def _bench(subject: str, more: list[str], device: str, folder: Path) -> dict[str, Any]:
     """A round's benchmark: seconds of each side, and examples a second beside the limit."""
     path = folder / "bench.json"
@@ -333,7 +299,7 @@ STEPS = {
     ),
     "synchronizations": Step("host waits a round", 60, True, _synchronizations),
     "out-of-memory": Step("slots that do not fit", 60, True, _out_of_memory),
-    "decoding": Step("JPEGs a second", 60, False, _decoding),
+    "decoding": Step("JPEGs a second", 60, False, decoding.rates),
     "bench-softmax": _bench_step(
         "softmax regression", "femnist", 60, "--only", "softmax", needs_gpu=False
     ),

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pfl_bench.config.schema import RunConfig
-from pfl_bench.files import read_json, read_metrics
+from pfl_bench.files import read_metrics
 from pfl_bench.runs.audit_file import ledger_digest
 from pfl_bench.runs.checkpoint import steps_saved
 from pfl_bench.runs.environment import PACKAGES
@@ -84,26 +84,21 @@ def foreign_results(summary: Mapping[str, Any], splits: Collection[str]) -> Iter
     yield from (f"metrics.{name}" for name in measured if name.partition("/")[0] not in splits)
 
 
-def foreign_lists(folder: Path, config: RunConfig) -> Iterator[str]:
-    """Contents of files of canaries, strata and devices that no run of a configuration writes."""
-    is_audited = config.privacy is not None and config.privacy.audit is not None
+def unasked_files(folder: Path, config: RunConfig) -> list[str]:
+    """Files of canaries, strata and devices that are there, though the configuration has none."""
     asked = {
-        "canaries.json": is_audited,
+        "canaries.json": config.privacy is not None and config.privacy.audit is not None,
         "strata.json": bool(config.evaluation.strata),
         TIMELINES: config.systems is not None,
         DEVICES: config.systems is not None,
     }
-    for name, is_asked in asked.items():
-        if (folder / name).exists() and not is_asked:
-            yield f"{name}: no run of this configuration writes it"
-    canaries = read_json(folder / "canaries.json") or {}
-    played = set().union(*read_metrics(folder / TIMELINES))
-    named = {
-        "canaries.json": unnamed(canaries, LAYOUTS["canaries.json"]),
-        TIMELINES: sorted(played - {"round", *(each.name for each in fields(RoundTimeline))}),
-    }
-    for name, keys in named.items():
-        yield from (f"{name}: {key}: no run writes it" for key in keys)
+    return [name for name, asks in asked.items() if not asks and (folder / name).exists()]
+
+
+def foreign_timelines(folder: Path) -> list[str]:
+    """Names of columns of rounds' timelines that no run writes."""
+    known = {"round", *(each.name for each in fields(RoundTimeline))}
+    return sorted(set().union(*read_metrics(folder / TIMELINES)) - known)
 
 
 def foreign_scalars(rows: Iterable[Mapping[str, Any]], splits: Collection[str]) -> list[str]:

@@ -27,11 +27,12 @@ from pfl_bench.runs.auditing.foreign import (
     TEXTS,
     foreign_environment,
     foreign_files,
-    foreign_lists,
     foreign_members,
     foreign_results,
     foreign_scalars,
+    foreign_timelines,
     replaced_lines,
+    unasked_files,
 )
 from pfl_bench.runs.auditing.opened import OpenedRun, rebuild
 from pfl_bench.runs.auditing.replay import make_replay
@@ -39,7 +40,9 @@ from pfl_bench.runs.base_plan import compose_of, configured_of
 from pfl_bench.runs.checkpoint import load, restoring, steps_saved
 from pfl_bench.runs.membership import read_attacks
 from pfl_bench.simulation.devices.cohorts import digest_of
+from pfl_bench.simulation.devices.timeline import TIMELINES
 from pfl_bench.types import Algorithm, UserInputError
+from pfl_bench.types.layouts import LAYOUTS, unnamed
 from privacy.audit.central_steps import CentralOptimizer
 from privacy.audit.errors import SkippedError
 from privacy.audit.inputs import (
@@ -74,12 +77,17 @@ def gather_inputs(run: OpenedRun, statement: Mapping[str, Any]) -> AuditInputs:
     rows = _metric_rows(folder)
     evaluated = {*resolved.config.evaluation.splits, *resolved.config.evaluation.final_splits}
     foreign += replaced_lines(folder, run.recorded("resumptions"))
-    foreign += foreign_lists(folder, resolved.config)
-    summary = read_json(folder / "summary.json")
+    foreign += (
+        f"{name}: no run of this configuration writes it"
+        for name in unasked_files(folder, resolved.config)
+    )
+    summary, canaries = (read_json(folder / name) for name in ("summary.json", "canaries.json"))
     for file, names in (
         (METRICS_FILE, foreign_scalars(rows or (), evaluated)),
         ("environment.json", foreign_environment(run.environment)),
         ("summary.json", foreign_results(summary or {}, evaluated)),
+        ("canaries.json", unnamed(canaries or {}, LAYOUTS["canaries.json"])),
+        (TIMELINES, foreign_timelines(folder)),
     ):
         foreign += (f"{file}: {name}: no run writes it" for name in names)
     record, is_final = _read_seed(run, seed), statement["status"] == "final"
@@ -91,7 +99,7 @@ def gather_inputs(run: OpenedRun, statement: Mapping[str, Any]) -> AuditInputs:
         saved=saved,
         older=tuple(one for one, _ in read[:-1]),
         summary=summary,
-        canaries=read_json(folder / "canaries.json"),
+        canaries=canaries,
         attacks=read_attacks(folder, resolved),
         metrics=None if rows is None else _metric_columns(rows, folder, resolved),
         central_optimizer=central_optimizer(resolved, run.data, _count_lines(folder)),
