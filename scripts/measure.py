@@ -33,7 +33,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from documentation.results import FOLDER, collect, write_pages
+from documentation.record_files import FOLDER, collect
+from documentation.results import write_pages
 from pydantic import Field
 
 from pfl_bench.config.errors import Given

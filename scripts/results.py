@@ -14,7 +14,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from documentation.results import BOARD, PAGE, check_page, collect, write_pages
+from documentation.record_files import collect
+from documentation.results import BOARD, PAGE, check_page, write_pages
 
 from pfl_bench.types import UserInputError
 

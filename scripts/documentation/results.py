@@ -6,32 +6,30 @@ The folder ``docs/results`` has ``page.yaml`` (title and introduction), a file a
 
 from __future__ import annotations
 
-import json
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from documentation.record_files import FOLDER, experiment_of, read_records
+from pydantic import Field
 
 from pfl_bench.config.errors import Given
 from pfl_bench.config.loading import validate_tree
 from pfl_bench.config.training import Strict
 from pfl_bench.config.yaml_text import read_yaml
-from pfl_bench.files import read_text, to_json_value, write_atomically
+from pfl_bench.files import read_text, write_atomically
 from pfl_bench.report.canvas import Picture
 from pfl_bench.report.leaderboard import READING, boards, ranked
-from pfl_bench.report.records import Record, records
+from pfl_bench.report.records import Record
 from pfl_bench.report.results import format_value, results_table
 from pfl_bench.report.run_facts import duration
-from pfl_bench.report.run_folder import read_run, runs_below
 from pfl_bench.runs.rows import RowResult
-from pfl_bench.types import ConfigError, RunFolderError
+from pfl_bench.types import ConfigError
 
 PAGE = Path("docs/results.md")
 BOARD = Path("docs/leaderboard.md")
-FOLDER = Path("docs/results")
 _HEAD = "page.yaml"
 _WIDTH = 130
 _MARK = (
@@ -46,7 +44,6 @@ _OUTCOMES = (
     ("Not reproduced", ("differs", "diverged")),
     ("Not comparable", ("not comparable", "not the row")),
 )
-_RECORDS = TypeAdapter(list[Record], config=ConfigDict(extra="forbid"))
 _NEED_REASONS = tuple(status for _, verdicts in _OUTCOMES[2:] for status in verdicts)
 
 
@@ -95,53 +92,6 @@ class _Shown:
     lines: Sequence[RowResult]
 
 
-def collect(folders: Iterable[Path], into: Path, merge: bool = False) -> int:
-    """Write the records of all runs at and below some folders.
-
-    Args:
-        folders: Run folders, or folders of such.
-        into: The JSON file: a list, a record a line.
-        merge: Whether records that are there stay, in their places: those of other rows or other
-            changes of a row, and those of more seeds.
-
-    Returns:
-        How many records there are.
-
-    Raises:
-        RunFolderError: A run is not finished, or its commit does not say what code it ran.
-        ConfigError: What is there is no file of records.
-    """
-    paths = {path.resolve(): path for folder in folders for path in runs_below(folder)}
-    runs = [read_run(path) for path in paths.values()]
-    for run in runs:
-        state = run.environment.get("git") or {}
-        if not run.is_finished:
-            raise RunFolderError(f"{run.path}: is not finished; finish it, or leave it out")
-        if not state.get("commit") or state.get("uncommitted_changes"):
-            raise RunFolderError(
-                f"{run.path}: no commit says what code it ran (git: {state or None}); commit the "
-                "code, and run it again from a checkout without changes"
-            )
-    found = records(runs)
-    if merge and into.exists():
-        there = {_experiment(record): record for record in _read(into)}
-        new = {
-            _experiment(one): one
-            for one in found
-            if _experiment(one) not in there or len(one.seeds) >= len(there[_experiment(one)].seeds)
-        }
-        found = list({**there, **new}.values())
-    values = [to_json_value(asdict(one)) for one in found]
-    lines = [json.dumps(value, ensure_ascii=False, allow_nan=False) for value in values]
-    write_atomically(into, "[\n" + ",\n".join(lines) + "\n]\n")
-    return len(found)
-
-
-def _experiment(record: Record) -> tuple[str, ...]:
-    """The row, and how the runs of a record differ from it."""
-    return (record.row, *record.changes)
-
-
 def results_page(checkout: Path) -> str:
     """The page that the files of ``docs/results`` give.
 
@@ -176,7 +126,7 @@ def leaderboard(checkout: Path) -> tuple[str, dict[str, Picture]]:
         ConfigError: See ``results_page``.
     """
     files = sorted((checkout / FOLDER).glob("*.json"))
-    found = {_experiment(record): record for path in files for record in _read(path)}
+    found = {experiment_of(record): record for path in files for record in read_records(path)}
     parts, pictures = [f"# Leaderboard\n\n{_MARK}\n\n{_wrapped(READING)}"], {}
     for board in boards(ranked(found.values())):
         parts.append(f"## {board.title}\n\n{_wrapped(f'{board.about}.')}")
@@ -223,7 +173,7 @@ def check_page(checkout: Path) -> None:
 
 def _load(path: Path) -> _Shown:
     section = validate_tree(Section, read_yaml(path), "", Given(path))
-    found = [record for name in section.records for record in _read(path.parent / name)]
+    found = [record for name in section.records for record in read_records(path.parent / name)]
     rows = section.rows or list(dict.fromkeys(record.row for record in found))
     missing = sorted(set(rows) - {record.row for record in found})
     if missing:
@@ -238,20 +188,6 @@ def _load(path: Path) -> _Shown:
         if keys:
             raise ConfigError(f"{path}: why: '{min(keys)}' {problem}")
     return _Shown(section, chosen, lines)
-
-
-def _read(path: Path) -> list[Record]:
-    try:
-        return _RECORDS.validate_json(read_text(path))
-    except RunFolderError as error:
-        raise ConfigError(f"records: {path}: {error}") from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the file"
-        raise ConfigError(
-            f"{path}: is no file of records ({where}: {first['msg']}); write it with: "
-            f"python scripts/results.py collect RUNS... --into {FOLDER}/{path.name}"
-        ) from None
 
 
 def _key(line: RowResult) -> str:

@@ -16,6 +16,7 @@ from tests.helpers import REPOSITORY
 from tests.pfl_bench.report.test_report import write_run
 
 RESULTS = documentation("results")
+FILES = documentation("record_files")
 PROGRAM = script("results")
 DIFFERS = "b test/accuracy"
 
@@ -75,7 +76,7 @@ def test_merging_keeps_what_is_measured_of_a_changed_row(checkout: Path) -> None
 def test_audits_are_counted_among_the_folders_that_were_looked_at(tmp_path: Path) -> None:
     run = committed(write_run(tmp_path / "a", "a", "private_federated"))
     shutil.copytree(run, tmp_path / "copy")
-    (record,) = RESULTS.records(map(RESULTS.read_run, (run, tmp_path / "copy")))
+    (record,) = FILES.records(map(FILES.read_run, (run, tmp_path / "copy")))
     assert len(record.seeds) == 1
     assert RESULTS._audits([record]) == "audits: a not audited (2 of 2)"
 
