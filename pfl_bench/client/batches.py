@@ -32,13 +32,20 @@ def local_batches(
 
     Order and augmentation are drawn from ``rng``, the client's stream of local training.
     """
+    count, batch_size, limit = len(examples), local.batch_size, local.max_steps
+    if local.batch_fraction is not None:
+        batch_size, limit = num_used(count, local), 1
+    # As passes over the examples, or as one where batches run across epochs.
+    order, draws = _drawn(count, local, batch_size, limit, forward, rng)
+    length = len(order) if local.batches_across_epochs else count
+    orders = torch.split(order.to(device, non_blocking=True), length)
+    passes: Sequence[Tensor | None] = [None] * len(orders)
+    if draws is not None:
+        passes = torch.split(draws.to(device, non_blocking=True), length)
     inputs = examples.inputs.to(device, non_blocking=True)
     targets = examples.targets.to(device, non_blocking=True)
-    batch_size, limit = local.batch_size, local.max_steps
-    if local.batch_fraction is not None:
-        batch_size, limit = num_used(len(examples), local), 1
     steps = 0
-    for order, draws in _passes(len(examples), local, forward, rng, device):
+    for order, draws in zip(orders, passes, strict=True):
         batch_inputs = torch.split(inputs.index_select(0, order), batch_size)
         batch_targets = torch.split(targets.index_select(0, order), batch_size)
         batch_draws: Sequence[Tensor | None] = [None] * len(batch_inputs)
@@ -51,24 +58,23 @@ def local_batches(
                 return
 
 
-def _passes(
+def _drawn(
     count: int,
     local: LocalTraining,
+    batch_size: int,
+    limit: int | None,
     forward: Forward,
     rng: np.random.Generator,
-    device: torch.device,
-) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """Order and draws of each epoch, or of all epochs together if batches run across them."""
+) -> tuple[Tensor, Tensor | None]:
+    """Order and draws of all epochs that are begun, end to end: copied to a GPU at once."""
     orders: list[Tensor] = []
     draws: list[Tensor] = []
-    for epoch in range(1, local.epochs + 1):
+    epochs = local.epochs
+    if limit is not None and not local.batches_across_epochs:
+        epochs = min(epochs, -(-limit // -(-count // batch_size)))
+    for _ in range(epochs):
         orders.append(torch.from_numpy(rng.permutation(count)))
         drawn = forward.draw(count, rng)
         if drawn is not None:
             draws.append(drawn)
-        if epoch == local.epochs or not local.batches_across_epochs:
-            yield (
-                torch.cat(orders).to(device, non_blocking=True),
-                torch.cat(draws).to(device, non_blocking=True) if draws else None,
-            )
-            orders, draws = [], []
+    return torch.cat(orders), torch.cat(draws) if draws else None
