@@ -10,8 +10,8 @@ A queue has its entries in order, the most important first:
         into: dp_sgd.json                         # the records' file in docs/results
         overrides: [device=cpu]                   # key=value, as those of pfl-bench run
 
-The code that runs is the checkout's last commit, in a worktree of its own below FOLDER. FOLDER is
-outside the checkout, which may change meanwhile. A run that was stopped is resumed, a finished one
+The code that runs is the checkout's last commit, in a clone below FOLDER. FOLDER is outside the
+checkout, which may change or go meanwhile. A run that was stopped is resumed, a finished one
 is kept. Each private run is audited. After each run its row's record in docs/results, and the page,
 are written anew, ready to be committed; a record of more seeds stays. Runs have the lowest
 priority (``--nice``). Linux compares that within one session of a terminal only: begin it by
@@ -124,8 +124,7 @@ class Measuring:
         self._lock = threading.Lock()
         self.failures: list[str] = []
         if not self._code.exists():
-            commit = _git(checkout, "rev-parse", "HEAD")
-            _git(checkout, "worktree", "add", "--detach", str(self._code), commit)
+            _git(checkout, "clone", "--quiet", str(checkout), str(self._code))
         for part in ("configs", "pfl_bench", "privacy", "tasks"):
             if _git(self._code, "status", "--porcelain", part):
                 raise ConfigError(f"{self._code / part}: was changed; restore it (git checkout)")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -58,7 +59,9 @@ def test_finished_runs_are_audited_and_recorded_once(
     capfd.readouterr()
     assert MEASURE.main(call, checkout) == 0
     assert records.read_bytes() == before
-    # Stopped after its last checkpoint: it goes on, and comes to the same.
+    # Stopped after its last checkpoint: it goes on, for another checkout, and comes to the same.
+    shutil.move(checkout, tmp_path / "moved")
+    checkout = tmp_path / "moved"
     (run,) = (tmp_path / "runs").rglob("seed-0/summary.json")
     metrics = json.loads(run.read_text())["metrics"]
     run.unlink()
