@@ -27,16 +27,16 @@ from scipy.stats import binom
 from privacy.amplification import Composition, Participation, sampled_gaussian
 from privacy.calibration import calibrate_noise_multiplier
 from privacy.description import FRESH
-from privacy.empirical.f_dp import ComposedFamily, gaussian_bound
+from privacy.empirical.f_dp import ComposedFamily, refutes
 from privacy.empirical.gaussian_audit import gaussian_bound_of, independent_bound
-from privacy.empirical.gaussian_dp import mu_of_epsilon
+from privacy.empirical.gaussian_dp import epsilon_of_mu, mu_of_epsilon
 from privacy.empirical.matched_sum import (
     MatchedSum,
     Strategy,
     expected_participation,
     noise_covariance,
 )
-from privacy.empirical.one_run import audit_scores, log_likelihood_ratio
+from privacy.empirical.one_run import audit_scores, largest_refuted, log_likelihood_ratio
 from privacy.empirical.one_shot import audit_final, audit_held_out
 from privacy.empirical.per_round import (
     StepTrials,
@@ -44,6 +44,7 @@ from privacy.empirical.per_round import (
     mu_by_clopper_pearson,
     mu_by_normal,
 )
+from privacy.empirical.trade_off import GaussianTradeOff
 from privacy.mechanism import NoiseScale
 from privacy.mechanisms import banded_matrix_factorization, tree_aggregation
 from privacy.sampling_scheme import scheme_named
@@ -56,6 +57,16 @@ ONE_SIDED = 0.975
 EPSILONS = (1.0, 2.0, 4.0, 8.0, 16.0)
 # Directions of the one-shot canaries.
 NUM_PARAMETERS, NUM_ONE_SHOT = 10_000, 50
+
+
+@lru_cache(maxsize=4096)
+def gaussian_bound(
+    num_canaries: int, num_guesses: int, num_correct: int, delta: float, confidence: float
+) -> float:
+    """Epsilon of the largest mu-GDP that is refuted: a bound for ``audit_scores``."""
+    counts = num_canaries, num_guesses, num_correct
+    mu = largest_refuted(lambda mu: refutes(GaussianTradeOff(mu), *counts, 1.0 - confidence))
+    return epsilon_of_mu(mu, delta)
 
 
 @dataclass(frozen=True)
@@ -170,10 +181,11 @@ def matched_trial(
         scores += sums.weights[groups, index] * seen
     name = f"m = {count}"
     family = family_of(mechanism)
-    by_law = gaussian_bound_of(scores, included, sums.longest, DELTA, ONE_SIDED, family)
+    longest = float(sums.lengths.max())
+    by_law, _ = gaussian_bound_of(scores, included, longest, DELTA, ONE_SIDED, family)
     rates = independent_bound(scores, included, noise, DELTA, ONE_SIDED, family)
     return {
-        f"one_run, gaussian, {name}": by_law.epsilon,
+        f"one_run, gaussian, {name}": by_law,
         f"one_run, independent, {name}": rates,
     }
 

@@ -15,7 +15,7 @@ from pfl_bench.runs.audit import RunAudit, audit_run
 from pfl_bench.types import ConfigError
 from privacy.audit.check import OUTCOMES, Check
 from privacy.audit.inputs import as_number
-from privacy.audit.outside import COVERS
+from privacy.audit.search import COVERS
 from privacy.statement.statement import round_up, selection_note, small
 
 _MARKS = {"passed": "PASS", "failed": "FAIL", "incomplete": "LACK", "skipped": "skip"}

@@ -28,8 +28,7 @@ from pfl_bench.types import RunFolderError
 from privacy.audit.auditor import audit_with_evidence
 from privacy.audit.check import OUTCOMES, Check, verdict
 from privacy.audit.inputs import AuditInputs, SeedRecord, as_number
-from privacy.audit.outside import COVERS, TunedRuns, tuned_runs
-from privacy.audit.selected import check_selection
+from privacy.audit.search import COVERS, TunedRuns, check_selection, tuned_runs
 from privacy.ledger import iterate_ledger
 from privacy.statement.statement import PrivacyStatement
 
@@ -80,9 +79,7 @@ class RunAudit:
     @property
     def not_covered(self) -> list[str]:
         """Limits of the guarantee: as computed anew, or as stated where that is not known."""
-        rebuilt = self.inputs.rebuilt
-        own = None if isinstance(rebuilt, str) else rebuilt.statement
-        return list((own or self.inputs.statement)["not_covered"])
+        return list((self.inputs.rebuilt.statement or self.inputs.statement)["not_covered"])
 
     def to_json_dict(self) -> dict[str, Any]:
         """The audit as ``audit.json`` has it."""
@@ -139,8 +136,8 @@ def audit_run(
     seed = inputs.seed.value if isinstance(inputs.seed, SeedRecord) else None
     is_central = resolved.config.central is not None
     # A configuration that cannot be run has no rounds to compute.
-    can_run = isinstance(inputs.rebuilt, str) or inputs.rebuilt.statement is not None
-    mode: Mode = "none" if is_central or evidence is None or not can_run else recompute
+    cannot_run = is_central or evidence is None or inputs.rebuilt.refused
+    mode: Mode = "none" if cannot_run else recompute
     again = recompute_run(run, seed, mode, seconds)
     if mode != "none":
         checks = [*checks, again.to_check()]
@@ -158,7 +155,7 @@ def audit_run(
         again.rounds = list(range(1, 1 + int(made[-1].numbers.get("steps", 0))))
     is_here = isinstance(inputs.seed, SeedRecord) and inputs.seed.is_of_this_machine
     allowed = {"none": 0.0, "all": math.inf}.get(recompute, seconds)
-    rebuilt = None if isinstance(inputs.rebuilt, str) else inputs.rebuilt.statement
+    rebuilt = inputs.rebuilt.statement
     # Rounds of a final statement computed anew are all that configuration and budget allow.
     ended_early = rebuilt is not None and statement["rounds"] < rebuilt["rounds"]
     checks = [*checks, check_outcome(run, is_here, allowed, ended_early)]

@@ -19,7 +19,7 @@ from pfl_bench.runs.base_plan import compose_of, plan_of_statement
 from pfl_bench.runs.shadows import Plan, ShadowUsers, read_users
 from pfl_bench.types import ConfigError, RunFolderError
 from privacy.audit.inputs import as_number
-from privacy.audit.selected import plan_composition
+from privacy.audit.search import plan_composition
 from privacy.empirical.membership import (
     Score,
     allowed_curve,

@@ -31,7 +31,7 @@ from pfl_bench.runs.base_plan import compose_of, configured_of, plan_of_statemen
 from pfl_bench.types import ConfigError, RunFolderError
 from privacy.accountant import compose_epsilon
 from privacy.audit.inputs import SIDES, as_number
-from privacy.audit.selected import plan_composition
+from privacy.audit.search import plan_composition
 from privacy.errors import PrivacyError
 from privacy.statement.statement import json_epsilon
 from privacy.tuning import Trials, selection_epsilon

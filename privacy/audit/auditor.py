@@ -58,7 +58,9 @@ _OBSERVED = (
     checks_noise.check_noise_scale,
     checks_reports.check_report_noise,
 )
-# Those of them that a ledger of DP-SGD, which has a line an epoch, can show by itself.
+# What can be told without a ledger.
+_OF_INPUTS = ("delta", "canaries")
+# Of those observed, what a ledger of DP-SGD, which has a line an epoch, can show by itself.
 _OF_EXAMPLES = (checks_clipping.check_clip_path,)
 
 
@@ -79,18 +81,14 @@ def audit_with_evidence(
     try:
         evidence = gather(lines)
     except LedgerError as error:
-        empty, chain = gather([]), checks_record.check_chain
+        chain, checks = checks_record.check_chain, _checks(gather([]), inputs)
         reason = "the ledger is not sound, so that nothing can be read from it: see chain"
         broken = Finding([str(error)]).seen("the ledger, up to there")
-        of_inputs = [
-            checks_multiplier.check_delta(empty, inputs),
-            checks_release.check_canaries(empty, inputs),
-        ]
-        known = {check.name for check in of_inputs}
-        rest = [check for check in _checks(empty, inputs) if check.name not in known]
+        of_inputs = [check for check in checks if check.name in _OF_INPUTS]
+        rest = [check.name for check in checks if check.name not in _OF_INPUTS]
         return [
             conclude(chain.name, chain.text, broken),
-            *(Check(check.name, "skipped", "Needs a sound ledger.", reason) for check in rest),
+            *(Check(name, "skipped", "Needs a sound ledger.", reason) for name in rest),
             *of_inputs,
         ], None
     inputs = inputs.as_recorded(evidence.constants)

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from privacy.amplification import Composition
 from privacy.audit.errors import IncompleteError
@@ -21,10 +20,10 @@ from privacy.audit.inputs import as_number, json_equal
 from privacy.empirical.canary_options import CanaryOptions
 from privacy.empirical.canary_scores import step_bounds
 from privacy.empirical.f_dp import ComposedFamily
-from privacy.empirical.gaussian_dp import Normal, epsilon_of_mu
+from privacy.empirical.gaussian_dp import Normal
 from privacy.empirical.membership import NUM_KINDS, folds_of
-from privacy.empirical.one_run import Guesses, audit_scores, epsilon_lower_bound, guess_grid
-from privacy.empirical.one_run_scores import pooled_shift
+from privacy.empirical.one_run import Guesses, epsilon_lower_bound, guess_grid
+from privacy.empirical.one_run_scores import guess_bounds
 from privacy.empirical.one_shot import audit_final, audit_held_out
 from privacy.empirical.per_round import StepTrials
 
@@ -32,7 +31,6 @@ from privacy.empirical.per_round import StepTrials
 RunCompose = Callable[[float, int], Composition]
 # Of a number: other versions of libraries round otherwise, far less than this.
 _TOLERANCE = 1e-3
-_Array = NDArray[np.float64]
 
 
 def canary_bounds(
@@ -56,78 +54,37 @@ def canary_bounds(
             raise IncompleteError("canaries.json has no scores: what they show is not known")
         return settings | {"lower_bound": 0.0, "estimate": None, "scores": None}
     if options.kind == "worst_case":
-        return settings | _of_steps(recorded, options, rounds, delta, compose)
+        trials = StepTrials(**recorded["trials"])
+        if trials.num_in + trials.num_out != rounds * options.count:
+            raise ValueError(
+                f"its trials are not those of {options.count} canaries in {rounds} rounds"
+            )
+        found = step_bounds(trials, options, rounds, delta, compose)
+        return settings | found | {"lower_bound": found["lower_bound"] or 0.0}
     scores = np.array(recorded["scores"], dtype=np.float64)
     if scores.shape != (options.count,):
         raise ValueError(f"it has {scores.size} scores of {options.count} canaries")
-    if options.kind == "one_shot":
-        return settings | _of_cosines(recorded, options, scores, num_parameters, delta)
-    included = np.array(recorded["included"], dtype=np.bool_)
-    family = ComposedFamily(compose, rounds)
-    return settings | _of_guesses(options, scores, included, delta, family)
-
-
-def _of_steps(
-    recorded: Mapping[str, Any],
-    options: CanaryOptions,
-    rounds: int,
-    delta: float,
-    compose: RunCompose,
-) -> dict[str, Any]:
-    trials = StepTrials(**recorded["trials"])
-    if trials.num_in + trials.num_out != rounds * options.count:
-        raise ValueError(f"its trials are not those of {options.count} canaries in {rounds} rounds")
-    found = step_bounds(trials, options, rounds, delta, compose)
-    return found | {"lower_bound": found["lower_bound"] or 0.0}
-
-
-def _of_cosines(
-    recorded: Mapping[str, Any],
-    options: CanaryOptions,
-    scores: _Array,
-    num_parameters: int,
-    delta: float,
-) -> dict[str, Any]:
-    if options.seen_access == "final":
+    if options.kind == "one_shot" and options.seen_access == "final":
         bound = audit_final(scores, num_parameters, delta, options.one_sided)
-    else:
+        return settings | bound.to_json_dict()
+    if options.kind == "one_shot":
         # Of held-out scores only number, mean and spread count: any that have these will do.
         null = Normal(**recorded["null_law"])
         ramp = np.arange(options.count, dtype=np.float64)
         held_out = null.mean + null.stddev * (ramp - ramp.mean()) / ramp.std(ddof=1)
         bound = audit_held_out(scores, held_out, delta, options.one_sided)
-    return bound.to_json_dict()
-
-
-def _of_guesses(
-    options: CanaryOptions,
-    scores: _Array,
-    included: NDArray[np.bool_],
-    delta: float,
-    family: ComposedFamily,
-) -> dict[str, Any]:
-    guesses = None if options.guesses is None else Guesses(*options.guesses)
-    asked = (scores, included, delta, options.one_sided, guesses)
-    best = plain = audit_scores(*asked)
-    is_known = family.is_known
-    if options.bound == "f_dp" and is_known:
-        best = audit_scores(*asked, family.bound)
-    order = sorted(range(len(scores)), key=lambda place: scores[place])
-    guessed_in = order[len(order) - best.guesses.most_in :]
-    guessed_out = order[: best.guesses.least_out]
-    right = sum(bool(included[place]) for place in guessed_in)
-    right += sum(not included[place] for place in guessed_out)
-    is_plain = options.bound == "f_dp" and not is_known
-    found = {
-        "method": "one_run" if is_plain else f"one_run_{options.bound}",
-        "estimate": epsilon_of_mu(pooled_shift(scores, included), delta),
-        "lower_bound_any_mechanism": plain.epsilon,
-        "guesses": best.guesses._asdict(),
-        "num_correct": right,
-        "num_hypotheses": best.num_hypotheses,
-    }
-    # The other two bounds rest on sums.
-    return found | {"lower_bound": best.epsilon} if options.bound == "f_dp" else found
+        return settings | bound.to_json_dict()
+    included = np.array(recorded["included"], dtype=np.bool_)
+    found = guess_bounds(scores, included, options, delta, ComposedFamily(compose, rounds))
+    order, guesses = sorted(range(len(scores)), key=scores.__getitem__), found["guesses"]
+    right = sum(bool(included[place]) for place in order[len(order) - guesses["most_in"] :])
+    right += sum(not included[place] for place in order[: guesses["least_out"]])
+    found["num_correct"] = right
+    if options.bound != "f_dp":
+        # The other two bounds rest on sums.
+        del found["lower_bound"]
+        found["method"] = f"one_run_{options.bound}"
+    return settings | found
 
 
 def differing(stated: Mapping[str, Any], own: Mapping[str, Any], place: str) -> Iterator[str]:

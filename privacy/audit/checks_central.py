@@ -18,9 +18,9 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from privacy.audit.central_columns import Sketches, sketch_row
 from privacy.audit.central_steps import CentralOptimizer, steps_of
 from privacy.audit.check import Finding, check
+from privacy.audit.columns import Sketches, sketch_row
 from privacy.audit.errors import IncompleteError, SkippedError
 from privacy.audit.evidence import Evidence
 from privacy.audit.inputs import AuditInputs

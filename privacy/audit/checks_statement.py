@@ -34,8 +34,8 @@ _CAVEATS = (
 )
 def check_statement(evidence: Evidence, inputs: AuditInputs) -> Finding:
     rebuilt, found = inputs.rebuilt, Finding()
-    if isinstance(rebuilt, str):
-        raise IncompleteError(f"the statement cannot be computed anew: {rebuilt}")
+    if rebuilt.unknown:
+        raise IncompleteError(f"the statement cannot be computed anew: {rebuilt.unknown}")
     record = inputs.seed
     is_here = not isinstance(record, str) and record.is_of_this_machine
     stated, unknown = inputs.statement, []

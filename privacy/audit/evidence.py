@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from privacy.audit import central_columns, step_columns, values
-from privacy.audit.central_columns import CentralColumns
+from privacy.audit import values
+from privacy.audit.columns import FORM, CentralColumns, StepColumns
 from privacy.audit.errors import SkippedError
 from privacy.audit.inputs import as_number
-from privacy.audit.step_columns import StepColumns
 from privacy.description import Description
 from privacy.errors import LedgerError
 from privacy.recording.observation import SEGMENTS
@@ -33,8 +32,8 @@ _PLAIN = (
     "num_canaries", "num_contributions", "num_nonfinite", "num_clipped", "total_weight",
     "largest_norm", "largest_clipped_norm", "sum_norm", "unseen", "watched", "steps",
 )  # fmt: skip
-# Lists of numbers of the noise, and how many there are at most.
-_LISTS = {"head": HEAD, "segments": SEGMENTS}
+# Lists of numbers, and how many there are at most.
+_WIDTHS = {"noise.head": HEAD, "noise.segments": SEGMENTS}
 # What older versions did not record.
 _NEW = ("watched", "reports")
 _NOISE = ("count", "sum", "sum_squares", "dot_sum", "lag_correlation", "rounding", "count_draw")
@@ -60,10 +59,9 @@ _FORM: dict[str, Any] = {
     **dict.fromkeys(("simulated", "actual"), _SIDE),
     "mechanism_description": dict.fromkeys(each.name for each in fields(Description)),
     **{part: dict.fromkeys(keys) for part, keys in _NESTED.items()},
-    "noise": dict.fromkeys((*_NOISE, *_LISTS)),
+    "noise": dict.fromkeys((*_NOISE, "head", "segments")),
     "statistics": {"release_sha256": None, "mean": _RELEASED, "square": _RELEASED},
-    **central_columns.FORM,
-    **step_columns.FORM,
+    **FORM,
 }
 
 
@@ -144,81 +142,62 @@ class Evidence:
             raise SkippedError("the ledger has no line yet")
 
 
-class _Reader:
-    """Takes in lines, one after another."""
-
-    def __init__(self) -> None:
-        self._columns = {name: array("d") for name in _NAMES}
-        self._lists = {name: array("d") for name in _LISTS}
-        self._has_noise = array("b")
-        self._digests, self._central = bytearray(), CentralColumns()
-        self._steps = StepColumns()
-        self._missing: Counter[str] = Counter()
-        self._segments: list[tuple[int, dict[str, Any]]] = []
-        self._foreign: set[str] = set()
-
-    def take(self, entry: Mapping[str, Any], digest: str) -> None:
-        """Take in a line; a value of the wrong kind is a ``LedgerError``."""
-        self._digests += bytes.fromhex(digest)
-        where = f"round {len(self._has_noise) + 1}"
-        self._foreign.update(values.unnamed(entry, _FORM))
-        for name in _PLAIN:
-            self._columns[name].append(values.number(entry.get(name), f"{where}: '{name}'"))
-        for part, keys in _NESTED.items():
-            record = values.member(entry, part, f"{where}: '{part}'")
-            for key in keys:
-                name = f"{part}.{key}"
-                self._columns[name].append(values.number(record.get(key), f"{where}: '{name}'"))
-        self._missing.update(name for name in (*_PLAIN, *_NESTED) if name not in entry)
-        self._central.take(entry, where)
-        self._steps.take(entry, where)
-        noise = entry.get("noise")
-        for name, length in _LISTS.items():
-            found = [] if noise is None else noise.get(name, [])
-            self._lists[name].extend(values.numbers(found, length, f"{where}: 'noise.{name}'"))
-        self._has_noise.append(noise is not None)
-        constants = {key: entry[key] for key in CONSTANT if key in entry}
-        if not self._segments or self._segments[-1][1] != constants:
-            _check_kinds(constants, where)
-            self._segments.append((len(self._has_noise), constants))
-
-    def evidence(self) -> Evidence:
-        """Contents of the lines."""
-        rounds, has_noise = len(self._has_noise), np.asarray(self._has_noise).astype(np.bool_)
-        columns = {name: np.asarray(column) for name, column in self._columns.items()}
-        for name, length in _LISTS.items():
-            columns[f"noise.{name}"] = np.asarray(self._lists[name]).reshape(-1, length)
-        ends = [first for first, _ in self._segments[1:]] + [rounds + 1]
-        return Evidence(
-            rounds=rounds,
-            columns=columns,
-            lacking=frozenset(name for name in self._missing if self._missing[name] == rounds),
-            partly={
-                name: count
-                for name, count in self._missing.items()
-                if count < rounds and name not in _NEW
-            },
-            segments=tuple(
-                Segment(first, end - first, constants)
-                for (first, constants), end in zip(self._segments, ends, strict=False)
-            ),
-            digests=bytes(self._digests),
-            has_noise=has_noise,
-            central=self._central,
-            steps=self._steps,
-            foreign=tuple(sorted(self._foreign)),
-        )
-
-
 def gather(lines: Iterable[tuple[Mapping[str, Any], str]]) -> Evidence:
     """Read a ledger once, each line and its SHA-256 as ``privacy.ledger.iterate_ledger`` has them.
 
     A line is let go before the next is asked for. A value of the wrong kind is a ``LedgerError``.
     """
-    reader = _Reader()
-    for entry, digest in lines:
-        reader.take(entry, digest)
-    return reader.evidence()
+    columns = {name: array("d") for name in (*_NAMES, *_WIDTHS)}
+    digests, has_noise, missing = bytearray(), array("b"), Counter[str]()
+    central, steps, foreign = CentralColumns(), StepColumns(), set[str]()
+    begun: list[tuple[int, dict[str, Any]]] = []  # of each segment, the first round
+    for number, (entry, digest) in enumerate(lines, start=1):
+        digests += bytes.fromhex(digest)
+        where = f"round {number}"
+        foreign.update(values.unnamed(entry, _FORM))
+        for name in _PLAIN:
+            columns[name].append(values.number(entry.get(name), f"{where}: '{name}'"))
+        for part, keys in _NESTED.items():
+            record = values.member(entry, part, f"{where}: '{part}'")
+            for key in keys:
+                name = f"{part}.{key}"
+                columns[name].append(values.number(record.get(key), f"{where}: '{name}'"))
+        missing.update(name for name in (*_PLAIN, *_NESTED) if name not in entry)
+        central.take(entry, where)
+        steps.take(entry, where)
+        noise = entry.get("noise")
+        for name, width in _WIDTHS.items():
+            found = [] if noise is None else noise.get(name.removeprefix("noise."), [])
+            columns[name].extend(values.numbers(found, width, f"{where}: '{name}'"))
+        has_noise.append(noise is not None)
+        constants = {key: entry[key] for key in CONSTANT if key in entry}
+        if not begun or begun[-1][1] != constants:
+            _check_kinds(constants, where)
+            begun.append((number, constants))
+    rounds = len(has_noise)
+    ends = [first for first, _ in begun[1:]] + [rounds + 1]
+    return Evidence(
+        rounds=rounds,
+        columns={
+            name: np.asarray(column).reshape(-1, _WIDTHS[name])
+            if name in _WIDTHS
+            else np.asarray(column)
+            for name, column in columns.items()
+        },
+        lacking=frozenset(name for name in missing if missing[name] == rounds),
+        partly={
+            name: count for name, count in missing.items() if count < rounds and name not in _NEW
+        },
+        segments=tuple(
+            Segment(first, end - first, constants)
+            for (first, constants), end in zip(begun, ends, strict=False)
+        ),
+        digests=bytes(digests),
+        has_noise=np.asarray(has_noise).astype(np.bool_),
+        central=central,
+        steps=steps,
+        foreign=tuple(sorted(foreign)),
+    )
 
 
 def _check_kinds(constants: Mapping[str, Any], where: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -155,11 +155,13 @@ class SeedRecord:
         return is_same and all(parts.get(name) == today.get(name) for name in ("code", "versions"))
 
 
-class Rebuilt(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
     """The privacy statement that configuration and data come to."""
 
-    statement: Mapping[str, Any] | None  # as ``privacy.json`` has it; None if there is none
-    refused: str  # why there is none; empty if there is one
+    statement: Mapping[str, Any] | None = None  # as ``privacy.json`` has it; None if there is none
+    refused: str = ""  # why the configuration has none
+    unknown: str = ""  # why that is not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +187,7 @@ class AuditInputs:
     replay: Replay | str = "no seed was given"
     # The recorded seed and its parts; in words, why none is known.
     seed: SeedRecord | str = "no seed was given"
-    # The statement computed anew; in words, why it is not.
-    rebuilt: Rebuilt | str = "neither configuration nor data were given"
+    rebuilt: Rebuilt = Rebuilt(unknown="neither configuration nor data were given")
     # Files that the run's folder lacks, and what each would show.
     missing: Mapping[str, str] = field(default_factory=dict)
     # What no run writes into checkpoints, metrics, summary, environment or an old ledger, in words;

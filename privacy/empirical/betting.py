@@ -41,7 +41,6 @@ class Bets:
 
     Attributes:
         largest: The largest wealth so far, from 1.
-        runs: Runs that were bet on.
     """
 
     def __init__(self, claim: TradeOff) -> None:
@@ -53,7 +52,6 @@ class Bets:
         ]
         self._logs = np.zeros(len(self._terms))
         self.largest = 1.0
-        self.runs = 0
 
     def add(self, scores: NDArray[np.float64], members: NDArray[np.bool_]) -> float:
         """Bet on one more run, and give the wealth after it.
@@ -70,7 +68,6 @@ class Bets:
             least = factor * 2 * count / scores.size + delta
             growth = 1.0 + stake * (payoff - delta) / least
             self._logs[place] += math.log(growth) if growth > 0.0 else -math.inf
-        self.runs += 1
         wealth = float(np.exp(np.minimum(self._logs, 700.0)).mean())
         self.largest = max(self.largest, wealth)
         return wealth

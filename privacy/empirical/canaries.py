@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from privacy.amplification import Composition, Participation
-from privacy.empirical.canary_directions import Directions, Streams, draw_coordinates, draw_sphere
+from privacy.empirical.canary_directions import Coordinates, Directions, Sphere, Streams
 from privacy.empirical.canary_options import CanaryOptions
 from privacy.empirical.canary_scores import CanaryObservation, OneShotScores, StepScores
 from privacy.empirical.matched_sum import MatchedSum, Strategy, expected_participation, is_small
@@ -72,7 +72,6 @@ class Canaries:
         self._participation = participation
         self._num_rounds = num_rounds
         self._streams = streams
-        self._device = torch.device(device)
         once = streams(0, 0)
         coins = once.random(options.count) < 0.5
         self._groups = once.integers(participation.min_separation, size=options.count)
@@ -81,33 +80,25 @@ class Canaries:
         # Only the largest of many rounds' cosines has a null law that must be measured.
         held_out = options.kind == "one_shot" and options.seen_access == "every_round"
         num_held_out = options.count if held_out else 0
-        self._directions = self._draw_directions(num_parameters, num_held_out)
-        self._scores = self._make_scores(num_parameters, num_held_out, noise_multiplier)
+        drawn = (options.count + num_held_out, num_parameters, streams, torch.device(device))
+        self._directions: Directions
+        if options.seen_direction == "coordinate":
+            self._directions = Coordinates(*drawn)
+        else:
+            self._directions = Sphere(*drawn, options.memory_limit_mib)
+        self._scores: Scores
+        if options.kind == "one_shot":
+            self._scores = OneShotScores(options, num_parameters, num_held_out)
+        elif options.kind == "worst_case":
+            self._scores = StepScores(options)
+        else:
+            rate = participation.sampling_probability
+            self._scores = OneRunScores(options, self._included, rate, noise_multiplier)
         self._rounds = 0
         self._clip_norm = math.nan
         self._current = 0
         self._others: NDArray[np.float64] | None = None
         self._knew_others = True
-
-    def _draw_directions(self, num_parameters: int, num_held_out: int) -> Directions:
-        options = self._options
-        count = options.count + num_held_out
-        if options.seen_direction == "coordinate":
-            return draw_coordinates(count, num_parameters, self._streams, self._device)
-        return draw_sphere(
-            count, num_parameters, self._streams, self._device, options.memory_limit_mib
-        )
-
-    def _make_scores(
-        self, num_parameters: int, num_held_out: int, noise_multiplier: float
-    ) -> Scores:
-        options = self._options
-        if options.kind == "one_shot":
-            return OneShotScores(options, num_parameters, num_held_out)
-        if options.kind == "worst_case":
-            return StepScores(options)
-        rate = self._participation.sampling_probability
-        return OneRunScores(options, self._included, rate, noise_multiplier)
 
     def match(self, strategy: Strategy | None) -> None:
         """Keep sums that are matched to the mechanism's noise; call it before the first round.

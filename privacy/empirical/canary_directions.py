@@ -34,10 +34,19 @@ def _factor(index: int) -> float:
 
 
 class Coordinates:
-    """Distinct coordinates, shape (count,), int64; memory of a number each."""
+    """Distinct coordinates, drawn by the stream (0, 1); memory of a number each.
 
-    def __init__(self, indices: NDArray[np.int64], num_parameters: int, device: torch.device):
-        self._indices = torch.from_numpy(indices).to(device)
+    There must be as many parameters.
+    """
+
+    def __init__(self, count: int, num_parameters: int, streams: Streams, device: torch.device):
+        if count > num_parameters:
+            raise PrivacyError(
+                f"privacy.audit.count: {count} canaries need as many coordinates, but the model "
+                f"has {num_parameters} parameters; lower count"
+            )
+        indices = streams(0, 1).choice(num_parameters, size=count, replace=False, shuffle=True)
+        self._indices = torch.from_numpy(indices.astype(np.int64)).to(device)
         self._num_parameters = num_parameters
         self._device = device
 
@@ -53,10 +62,34 @@ class Coordinates:
 
 
 class Sphere:
-    """Uniformly random directions, kept as a matrix: shape (count, P), float32, rows of norm 1."""
+    """Uniformly random directions, drawn by the streams (0, 1), (0, 2) ..., one each.
 
-    def __init__(self, matrix: Tensor):
-        self._matrix = matrix
+    They are kept as a matrix: shape (count, P), float32, rows of norm 1. Too many for P or for the
+    memory are refused.
+    """
+
+    def __init__(
+        self, count: int, num_parameters: int, streams: Streams, device: torch.device, limit: int
+    ) -> None:
+        if count * _SPHERE_PART > num_parameters:
+            raise PrivacyError(
+                f"privacy.audit.count: {count} random directions in {num_parameters} parameters "
+                f"would lie along each other; at most {num_parameters // _SPHERE_PART} fit "
+                "(held-out ones counted); lower count, or set direction to coordinate"
+            )
+        needed = count * num_parameters * 4 / 2**20
+        if needed > limit:
+            raise PrivacyError(
+                f"privacy.audit.count: {count} directions of {num_parameters} parameters take "
+                f"{needed:.0f} MiB, more than memory_limit_mib = {limit}; lower count (here, "
+                f"{int(limit * 2**20 / num_parameters / 4)} directions fit), raise "
+                "memory_limit_mib, or set direction to coordinate"
+            )
+        matrix = torch.empty((count, num_parameters), dtype=torch.float32)
+        for index in range(count):
+            row = streams(0, 1 + index).standard_normal(num_parameters)
+            matrix[index] = torch.from_numpy(row / np.linalg.norm(row))
+        self._matrix = matrix.to(device)
 
     def update(self, index: int, norm: float) -> Tensor:
         """A row at a norm next to ``norm``: shape (P,), float32, new."""
@@ -69,45 +102,3 @@ class Sphere:
 
 # So many vectors of norm 1.
 Directions = Coordinates | Sphere
-
-
-def draw_coordinates(
-    count: int, num_parameters: int, streams: Streams, device: torch.device
-) -> Coordinates:
-    """Draw distinct coordinates by the stream (0, 1); there must be as many parameters."""
-    if count > num_parameters:
-        raise PrivacyError(
-            f"privacy.audit.count: {count} canaries need as many coordinates, but the model has "
-            f"{num_parameters} parameters; lower count"
-        )
-    indices = streams(0, 1).choice(num_parameters, size=count, replace=False, shuffle=True)
-    return Coordinates(indices.astype(np.int64), num_parameters, device)
-
-
-def draw_sphere(
-    count: int, num_parameters: int, streams: Streams, device: torch.device, memory_limit_mib: int
-) -> Sphere:
-    """Draw uniformly random directions by the streams (0, 1), (0, 2) ..., one each.
-
-    Too many for P or for the memory are refused.
-    """
-    if count * _SPHERE_PART > num_parameters:
-        raise PrivacyError(
-            f"privacy.audit.count: {count} random directions in {num_parameters} parameters would "
-            f"lie along each other; at most {num_parameters // _SPHERE_PART} fit (held-out ones "
-            "counted); lower count, or set direction to coordinate"
-        )
-    needed = count * num_parameters * 4 / 2**20
-    if needed > memory_limit_mib:
-        raise PrivacyError(
-            f"privacy.audit.count: {count} directions of {num_parameters} parameters take "
-            f"{needed:.0f} MiB, more than memory_limit_mib = {memory_limit_mib}; lower count "
-            f"(here, {int(memory_limit_mib * 2**20 / num_parameters / 4)} directions fit), raise "
-            "memory_limit_mib, or set direction to coordinate"
-        )
-    matrix = torch.empty((count, num_parameters), dtype=torch.float32)
-    for index in range(count):
-        row = streams(0, 1 + index).standard_normal(num_parameters)
-        row /= np.linalg.norm(row)
-        matrix[index] = torch.from_numpy(row)
-    return Sphere(matrix.to(device))

@@ -24,12 +24,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache
 
 from privacy.amplification import Composition
-from privacy.empirical.gaussian_dp import epsilon_of_mu, largest
-from privacy.empirical.one_run import check_counts, largest_refuted
-from privacy.empirical.trade_off import GaussianTradeOff, TradeOff, sure_epsilon, trade_off_of
+from privacy.empirical.gaussian_dp import largest
+from privacy.empirical.one_run import check_counts
+from privacy.empirical.trade_off import TradeOff, sure_epsilon, trade_off_of
 
 _SMALLEST_NOISE = 0.02
 _LARGEST_NOISE = 1e6
@@ -57,40 +57,22 @@ def refutes(
     return right + wrong > whole
 
 
-@lru_cache(maxsize=4096)
-def mu_lower_bound(
-    num_canaries: int, num_guesses: int, num_correct: int, confidence: float
-) -> float:
-    """Largest mu whose mu-GDP so many correct guesses refute, to 1e-6 below; 0 if none.
-
-    The number of guesses must have been fixed before the run.
-    """
-    return largest_refuted(
-        lambda mu: refutes(
-            GaussianTradeOff(mu), num_canaries, num_guesses, num_correct, 1.0 - confidence
-        )
-    )
-
-
-def gaussian_bound(
-    num_canaries: int, num_guesses: int, num_correct: int, delta: float, confidence: float
-) -> float:
-    """Epsilon of the largest mu-GDP that is refuted: a bound for ``one_run.audit_scores``."""
-    mu = mu_lower_bound(num_canaries, num_guesses, num_correct, confidence)
-    return epsilon_of_mu(mu, delta)
-
-
 class ComposedFamily:
     """The claims of one mechanism and sampler over so many rounds, one a noise multiplier."""
 
     def __init__(self, composition: Callable[[float, int], Composition], rounds: int) -> None:
-        self._compose: Callable[[float], Composition] = lambda noise: composition(noise, rounds)
         # The claim of a multiplier, weaker as it falls; None for no claim, or none known.
-        self._claim: Callable[[float], TradeOff | None] = lru_cache(maxsize=None)(
-            lambda noise: trade_off_of(self._compose(noise))
+        self._claim: Callable[[float], TradeOff | None] = cache(
+            lambda noise: trade_off_of(composition(noise, rounds))
         )
-        self._bounds: dict[tuple[int, int, int, float], float] = {}
-        self._epsilons: dict[tuple[float, float], float] = {}
+        # Epsilon of a multiplier at a delta; None of what PLD does not know.
+        self._epsilon: Callable[[float, float], float | None] = cache(
+            lambda noise, delta: sure_epsilon(composition(noise, rounds), delta)
+        )
+        # Smallest multiplier that so many correct guesses refute: canaries, guesses, right, level.
+        self._refuted: Callable[[int, int, int, float], float] = cache(
+            lambda *test: self.smallest_refuted(lambda claim: refutes(claim, *test))
+        )
 
     @property
     def is_known(self) -> bool:
@@ -102,31 +84,12 @@ class ComposedFamily:
         self, num_canaries: int, num_guesses: int, num_correct: int, delta: float, confidence: float
     ) -> float:
         """Epsilon of the least noise that is not refuted: for ``one_run.audit_scores``."""
-        noise = self.noise_upper_bound(num_canaries, num_guesses, num_correct, confidence)
+        noise = self._refuted(num_canaries, num_guesses, num_correct, 1.0 - confidence)
         return self.epsilon_of(noise, delta)
 
     def epsilon_of(self, noise: float, delta: float) -> float:
         """Epsilon of a noise multiplier, rounded down; 0 of infinity, and where PLD cannot say."""
-        if math.isinf(noise):
-            return 0.0
-        if (noise, delta) not in self._epsilons:
-            self._epsilons[noise, delta] = sure_epsilon(self._compose(noise), delta) or 0.0
-        return self._epsilons[noise, delta]
-
-    def noise_upper_bound(
-        self, num_canaries: int, num_guesses: int, num_correct: int, confidence: float
-    ) -> float:
-        """Smallest noise multiplier that so many correct guesses refute, to 0.6 % above.
-
-        The true multiplier is below it at the confidence; infinity if none is refuted.
-        """
-        key = (num_canaries, num_guesses, num_correct, confidence)
-        if key not in self._bounds:
-            counts = num_canaries, num_guesses, num_correct
-            self._bounds[key] = self.smallest_refuted(
-                lambda claim: refutes(claim, *counts, 1.0 - confidence)
-            )
-        return self._bounds[key]
+        return 0.0 if math.isinf(noise) else self._epsilon(noise, delta) or 0.0
 
     def smallest_refuted(self, refutes_claim: Callable[[TradeOff], bool]) -> float:
         """Smallest noise multiplier whose claim a test refutes, to 0.6 % above; infinity if none.

@@ -42,7 +42,6 @@ multiplier and to the accountant, and the interval are ours.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,28 +62,10 @@ _RATES = (0.002, 0.01, 0.05, 0.2, 0.5)
 _NOISE_STEP = 1.01
 
 
-@dataclass(frozen=True, slots=True)
-class GaussianBound:
-    """A lower bound by the shift of the scores.
+def shift_bound(scores: Array, included: Bools, confidence: float) -> float:
+    """Lower bound of the shift of the mean, in standard deviations of the null law; at least 0.
 
-    Attributes:
-        epsilon: Lower bound at the confidence asked for, at least 0; 0 where PLD does not know the
-            composition.
-        shift: Estimate of the shift, in standard deviations of the null law.
-        shift_bound: Its lower bound, at least 0.
-        noise_multiplier: Upper bound of the run's, infinite where no shift is shown.
-    """
-
-    epsilon: float
-    shift: float
-    shift_bound: float
-    noise_multiplier: float
-
-
-def shift_bounds(scores: Array, included: Bools, confidence: float) -> tuple[float, float]:
-    """Estimate and lower bound of the shift of the mean, in standard deviations of the null law.
-
-    Scores, finite, and coins have shape (m,); with fewer than three of either kind both are 0. The
+    Scores, finite, and coins have shape (m,); with fewer than three of either kind it is 0. The
     confidence is in [0.5, 1).
     """
     from scipy.stats import t
@@ -93,18 +74,16 @@ def shift_bounds(scores: Array, included: Bools, confidence: float) -> tuple[flo
         raise PrivacyError(f"scores of shape {scores.shape} must be finite, one for each coin")
     inside, outside = scores[included], scores[~included]
     if min(inside.size, outside.size) < 3:
-        return 0.0, 0.0
+        return 0.0
     spread = float(outside.std(ddof=1))
     difference = float(inside.mean() - outside.mean())
     if spread <= 1e-12 * abs(difference):
-        shift = math.inf if difference > 0.0 else 0.0
-        return shift, shift
+        return math.inf if difference > 0.0 else 0.0
     shift = difference / spread
     ratio = float(inside.var(ddof=1)) / spread**2
     error = ratio / inside.size + (1.0 + 0.5 * shift**2) / outside.size
     freedom = min(inside.size, outside.size) - 1
-    low = shift - float(t.ppf(confidence, freedom)) * math.sqrt(error)
-    return shift, max(0.0, low)
+    return max(0.0, shift - float(t.ppf(confidence, freedom)) * math.sqrt(error))
 
 
 def gaussian_bound_of(
@@ -114,15 +93,17 @@ def gaussian_bound_of(
     delta: float,
     confidence: float,
     family: ComposedFamily,
-) -> GaussianBound:
-    """Bound epsilon by the shift of matched sums.
+) -> tuple[float, float]:
+    """Bound epsilon by the shift of matched sums; gives epsilon and the noise multiplier.
 
+    Epsilon is a lower bound at the confidence, at least 0, and 0 where PLD does not know the
+    composition; the multiplier an upper bound of the run's, infinite where no shift is shown.
     Scores, <C a, C x> / |C a| of each canary, and coins have shape (m,); ``length`` is |C a|,
     positive: the largest over the canaries. The confidence is in [0.5, 1).
     """
-    shift, low = shift_bounds(scores, included, confidence)
+    low = shift_bound(scores, included, confidence)
     if low <= 1e-6 * length:
-        return GaussianBound(0.0, shift, low, math.inf)
+        return 0.0, math.inf
     # Rounded up to a grid, for compositions that can be kept over trials.
     exponent = math.ceil(math.log(length / low) / math.log(_NOISE_STEP)) if low < math.inf else 0
     noise = _NOISE_STEP**exponent if low < math.inf else _LEAST_NOISE
@@ -130,7 +111,7 @@ def gaussian_bound_of(
     # More noise than was seen, where the accountant cannot compute that little: a lower bound yet.
     while (epsilon := family.epsilon_of(noise, delta)) == 0.0 and noise < 1.0:
         noise *= 1.5
-    return GaussianBound(epsilon, shift, low, noise)
+    return epsilon, noise
 
 
 def independent_bound(

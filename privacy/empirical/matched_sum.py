@@ -111,11 +111,6 @@ class MatchedSum:
         moved = (weights * expected).sum(axis=1)
         return deviations, moved / np.where(deviations > 0.0, deviations, 1.0)
 
-    @property
-    def longest(self) -> float:
-        """The largest of the lengths."""
-        return float(self.lengths.max())
-
 
 def is_small(strategy: Strategy | None, rounds: int) -> bool:
     """Whether sums can be matched: a Gaussian strategy is stated, and rounds are few enough."""

@@ -70,7 +70,6 @@ class OneRunScores(ArrayScores):
     def result(self, rounds: int, delta: float, compose: Compose) -> dict[str, Any]:
         """The better-founded bound, the refined one, and the scores."""
         options, included = self._options, self._included
-        guesses = Guesses(*options.guesses) if options.guesses is not None else None
         rests_on = [
             COINS,
             "a fair coin included each canary; guesses see the release alone; the number of "
@@ -79,28 +78,15 @@ class OneRunScores(ArrayScores):
         ]
         if rounds == 0 or not np.isfinite(self._scores).all():
             return nothing(rests_on)
-        asked = (self._scores, included, delta, options.one_sided, guesses)
-        best = plain = audit_scores(*asked)
-        family, method = ComposedFamily(compose, rounds), "one_run"
-        by_guesses = options.bound == "f_dp" and family.is_known
-        if by_guesses:
-            best, method = audit_scores(*asked, family.bound), "one_run_f_dp"
+        family = ComposedFamily(compose, rounds)
+        found = guess_bounds(self._scores, included, options, delta, family)
+        if found["method"] == "one_run_f_dp":
             rests_on.append(
                 "the release is as private as so many rounds of the claimed mechanism at some "
                 "noise multiplier (f-DP); lower_bound_any_mechanism does without this"
             )
-        found = {
-            "method": method,
-            "estimate": epsilon_of_mu(pooled_shift(self._scores, included), delta),
-            "lower_bound": best.epsilon,
-            "lower_bound_any_mechanism": plain.epsilon,
-            "guesses": best.guesses._asdict(),
-            "num_correct": best.num_correct,
-            "num_hypotheses": best.num_hypotheses,
-            "scores": self._scores.tolist(),
-            "included": included.tolist(),
-            "rests_on": rests_on,
-        }
+        kept = {"scores": self._scores.tolist(), "included": included.tolist()}
+        found |= kept | {"rests_on": rests_on}
         return found if options.bound == "f_dp" else found | self._by_sums(rounds, delta, family)
 
     def _by_sums(self, rounds: int, delta: float, family: ComposedFamily) -> dict[str, Any]:
@@ -121,8 +107,7 @@ class OneRunScores(ArrayScores):
             coins, level = self._included[seen], self._options.one_sided
             longest = float(lengths[np.unique(self._groups[seen])].max())
             if kind == "gaussian":
-                found = gaussian_bound_of(scores, coins, longest, delta, level, family)
-                bound, noise = found.epsilon, found.noise_multiplier
+                bound, noise = gaussian_bound_of(scores, coins, longest, delta, level, family)
             elif family.is_known:
                 bound = independent_bound(scores, coins, self._noise, delta, level, family)
         if kind == "gaussian":
@@ -150,7 +135,32 @@ class OneRunScores(ArrayScores):
         self._matched = np.asarray(matched.numpy(), dtype=np.float64).copy()
 
 
-def pooled_shift(scores: Array, included: NDArray[np.bool_]) -> float:
+def guess_bounds(
+    scores: Array,
+    included: NDArray[np.bool_],
+    options: CanaryOptions,
+    delta: float,
+    family: ComposedFamily,
+) -> dict[str, Any]:
+    """Numbers of ``canaries.json`` that follow from scores and coins, shape (m,) each."""
+    guesses = None if options.guesses is None else Guesses(*options.guesses)
+    asked = (scores, included, delta, options.one_sided, guesses)
+    best = plain = audit_scores(*asked)
+    method = "one_run"
+    if options.bound == "f_dp" and family.is_known:
+        best, method = audit_scores(*asked, family.bound), "one_run_f_dp"
+    return {
+        "method": method,
+        "estimate": epsilon_of_mu(_pooled_shift(scores, included), delta),
+        "lower_bound": best.epsilon,
+        "lower_bound_any_mechanism": plain.epsilon,
+        "guesses": best.guesses._asdict(),
+        "num_correct": best.num_correct,
+        "num_hypotheses": best.num_hypotheses,
+    }
+
+
+def _pooled_shift(scores: Array, included: NDArray[np.bool_]) -> float:
     """Difference of the means of scores, shape (n,), in pooled standard deviations; at least 0."""
     inside, outside = scores[included], scores[~included]
     if min(inside.size, outside.size) < 2:

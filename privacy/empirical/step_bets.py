@@ -37,7 +37,6 @@ class StepBets:
 
     Attributes:
         largest: The largest wealth so far, from 1.
-        rounds: Rounds that were bet on.
     """
 
     def __init__(self, mu: float) -> None:
@@ -54,14 +53,12 @@ class StepBets:
         )
         self._logs = np.zeros(len(gains))
         self.largest = 1.0
-        self.rounds = 0
 
     def add(self, right: int, trials: int) -> float:
         """Bet on one more round, of so many guesses, and give the wealth after it."""
         if not 0 <= right <= trials:
             raise PrivacyError(f"{right} of {trials} guesses cannot be right")
         self._logs += right * self._right + (trials - right) * self._wrong
-        self.rounds += 1
         wealth = float(np.exp(np.minimum(self._logs, 700.0)).mean())
         self.largest = max(self.largest, wealth)
         return wealth

@@ -33,7 +33,7 @@ from privacy.audit.checks_referee import check_referee
 from privacy.audit.checks_release import check_canaries, check_releases
 from privacy.audit.checks_reports import _mean_square, _p_values
 from privacy.audit.inputs import DataAtHand, Saved
-from privacy.audit.outside import tuned_runs
+from privacy.audit.search import tuned_runs
 from privacy.description import Description
 from privacy.empirical.canary_options import CanaryOptions
 from privacy.errors import LedgerError, PrivacyError

@@ -35,10 +35,10 @@ from pfl_bench.runs.auditing.starts import (
 from pfl_bench.runs.checkpoint import load, steps_saved
 from pfl_bench.types import FederatedSplit
 from privacy.audit.check import Check, conclude
+from privacy.audit.columns import StepColumns
 from privacy.audit.errors import IncompleteError, SkippedError
 from privacy.audit.evidence import Evidence
 from privacy.audit.recomputed import ROUNDING
-from privacy.audit.step_columns import StepColumns
 from privacy.recording.step_observation import BLOCKS, StepSketcher, batch_digest
 from privacy.reference.central import Optimizer
 from privacy.reference.dp_sgd import DpSgd, Settings, batches_of_epoch, noise_of_step

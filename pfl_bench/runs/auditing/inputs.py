@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,7 @@ from privacy.plan.plan import tensor_digest
 from privacy.recording.central_record import Sketcher, central_state
 
 METRICS_FILE = "metrics.jsonl"
+Array = NDArray[np.float64]
 
 
 def gather_inputs(run: OpenedRun, statement: Mapping[str, Any]) -> AuditInputs:
@@ -74,7 +75,7 @@ def gather_inputs(run: OpenedRun, statement: Mapping[str, Any]) -> AuditInputs:
             for name in foreign_members(state, resolved.config)
         )
     saved, seed = read[-1] if read else (None, None)
-    rows = _metric_rows(folder)
+    rows = read_metrics(folder / METRICS_FILE) if (folder / METRICS_FILE).is_file() else None
     evaluated = {*resolved.config.evaluation.splits, *resolved.config.evaluation.final_splits}
     foreign += replaced_lines(folder, run.recorded("resumptions"))
     foreign += (
@@ -186,11 +187,6 @@ def _plugin_records(run: OpenedRun) -> dict[str, Mapping[str, str]]:
     return {**known, "today": today, "config.yaml": used}
 
 
-def _metric_rows(folder: Path) -> list[dict[str, Any]] | None:
-    path = folder / METRICS_FILE
-    return read_metrics(path) if path.is_file() else None
-
-
 def _metric_columns(
     rows: Sequence[Mapping[str, Any]], folder: Path, resolved: ResolvedConfig
 ) -> Metrics:
@@ -232,12 +228,14 @@ def central_optimizer(
         return "the steps of central training are of gradients that no ledger records"
     gradient = None
     if type(build_algorithm(resolved, options)).central_gradient is not Algorithm.central_gradient:
-        gradient = _OwnGradient(resolved, options, data)
+        whose = resolved.tree["federated"]["algorithm"]["name"]
+        whose = f"what the algorithm {whose} makes of a release"
         if not data.num_units or not data.num_parameters:
             return (
-                f"{gradient.whose} needs the numbers of users and parameters, and the data or the "
-                "model are not at hand"
+                f"{whose} needs the numbers of users and parameters, and the data or the model are "
+                "not at hand"
             )
+        gradient = _own_gradient(resolved, options, whose, data.num_units, data.num_parameters)
     schedule, rounds = options.central_schedule, options.num_rounds
     recorded = range(1, min(rounds, num_lines) + 1)
     factors = [rate_factor(schedule, number, rounds) for number in recorded]
@@ -245,40 +243,19 @@ def central_optimizer(
     return CentralOptimizer(options.central_optimizer, rates, gradient)
 
 
-class _OwnGradient:
+def _own_gradient(
+    resolved: ResolvedConfig, options: FederatedOptions, whose: str, num_users: int, length: int
+) -> Callable[[Array], Array]:
     """An algorithm's own ``central_gradient``, on the recorded coordinates of the releases.
 
-    Two copies of the algorithm see the releases with other values at all other places. Where their
-    gradients agree, a coordinate's gradient follows from that coordinate of the releases alone.
+    Of all releases' coordinates it gives the gradients', shape (T, 8) each. Two copies of the
+    algorithm see the releases with other values at all other places. Where their gradients agree, a
+    coordinate's gradient follows from that coordinate of the releases alone; else ``SkippedError``.
     """
 
-    def __init__(
-        self, resolved: ResolvedConfig, options: FederatedOptions, data: DataAtHand
-    ) -> None:
-        self._resolved, self._options, self._data = resolved, options, data
-        name = resolved.tree["federated"]["algorithm"]["name"]
-        self.whose = f"what the algorithm {name} makes of a release"
-
-    def __call__(self, release: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Gradients, shape (T, 8), of the coordinates of all releases.
-
-        Raises:
-            SkippedError: They follow from more than these coordinates.
-        """
-        first, second = (self._gradients(release, fill) for fill in (0.0, 1.0))
-        if not np.array_equal(first, second, equal_nan=True):
-            raise SkippedError(
-                f"{self.whose} at one place rests on other places too, which no ledger records; "
-                "--recompute computes it from whole releases"
-            )
-        return first
-
-    def _gradients(self, release: NDArray[np.float64], fill: float) -> NDArray[np.float64]:
-        options, length = self._options, self._data.num_parameters
-        assert length is not None
-        assert self._data.num_units is not None
-        algorithm, places = build_algorithm(self._resolved, options), Sketcher(length).places
-        algorithm.begin(self._data.num_units, torch.zeros(length))
+    def gradients(release: Array, fill: float) -> Array:
+        algorithm, places = build_algorithm(resolved, options), Sketcher(length).places
+        algorithm.begin(num_users, torch.zeros(length))
         mean, out = torch.full((length,), fill), torch.zeros(length)
         made = np.full(release.shape, np.nan)
         for line, coordinates in enumerate(release.astype(np.float32)):
@@ -286,6 +263,17 @@ class _OwnGradient:
             private_gradient(algorithm, options.cohort_size, mean.clone(), out)
             made[line, : len(places)] = out[places].double().numpy()
         return made
+
+    def known(release: Array) -> Array:
+        first, second = (gradients(release, fill) for fill in (0.0, 1.0))
+        if not np.array_equal(first, second, equal_nan=True):
+            raise SkippedError(
+                f"{whose} at one place rests on other places too, which no ledger records; "
+                "--recompute computes it from whole releases"
+            )
+        return first
+
+    return known
 
 
 def _missing_files(folder: Path, is_final: bool, is_federated: bool) -> dict[str, str]:

@@ -101,23 +101,22 @@ def open_run(folder: Path, resolved: ResolvedConfig) -> OpenedRun:
     return replace(run, data=replace(data, initial_sha256=digest))
 
 
-def rebuild(run: OpenedRun, status: Status) -> Rebuilt | str:
+def rebuild(run: OpenedRun, status: Status) -> Rebuilt:
     """State anew what a run guarantees, from its configuration and its data alone.
 
-    Of its folder nothing is read. Gives the statement, or why the configuration has none; in words,
-    such as those of ``opened``, why that is not known.
+    Of its folder nothing is read.
     """
     if isinstance(run.opened, str):
-        return run.opened
+        return Rebuilt(unknown=run.opened)
     try:
         stated = _stated(run, *run.opened, status)
     except (UserInputError, PrivacyError) as error:
-        return Rebuilt(None, f"the configuration cannot be run: {error}")
+        return Rebuilt(refused=f"the configuration cannot be run: {error}")
     except OSError as error:
-        return f"the statement cannot be computed anew ({error})"
+        return Rebuilt(unknown=f"the statement cannot be computed anew ({error})")
     if stated is None:
-        return Rebuilt(None, "the configuration claims no privacy")
-    return Rebuilt(stated.to_json_dict(), "")
+        return Rebuilt(refused="the configuration claims no privacy")
+    return Rebuilt(stated.to_json_dict())
 
 
 def _stated(

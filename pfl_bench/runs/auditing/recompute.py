@@ -108,12 +108,8 @@ class Recomputation:
         return Check("recomputation", "passed", _CLAIM, text + why)
 
 
-class _OutOfTimeError(Exception):
-    """The time is up."""
-
-
-class _TooManyStepsError(Exception):
-    """Clients take more steps than are recorded."""
+class _GivenUpError(Exception):
+    """A round is not computed to its end: its problems; none where the time is up."""
 
 
 @one_thread()
@@ -213,9 +209,9 @@ class _Work:
             nonlocal left
             left -= 1.0
             if left < 0.0:
-                raise _TooManyStepsError
+                raise _GivenUpError(f"clients take more local steps than {METRICS_FILE} has")
             if time.monotonic() > deadline:
-                raise _OutOfTimeError
+                raise _GivenUpError
 
         for number in range(start + 1, stop + 1):
             if number in self._done.rounds:
@@ -229,12 +225,8 @@ class _Work:
             before = _copied(state)
             try:
                 made = recompute(number, rule, state, sketch, go_on)
-            except _OutOfTimeError:
-                return
-            except _TooManyStepsError:
-                self._done.problems.append(
-                    f"round {number}: clients take more local steps than {METRICS_FILE} has"
-                )
+            except _GivenUpError as error:
+                self._done.problems += (f"round {number}: {problem}" for problem in error.args)
                 return
             if made.margin <= allowed.relative / 64.0:
                 self._done.reasons.append(f"round {number}: rounding decides a client's coin")

@@ -88,22 +88,19 @@ class Starts:
         drops = [m for m in modules if isinstance(m, nn.modules.dropout._DropoutNd)]
         if any(layer.p > 0 for layer in drops) and not ran_on.startswith("cpu"):
             raise SkippedError(f"dropout was drawn by the generator of another device ({ran_on})")
-        self._learner = self._learner_of(self._parts)
-        self.initial = self._parts.model.vector.clone()
-        self.sizes = np.diff(self._parts.split.offsets)
-
-    def _learner_of(self, parts: FederatedParts) -> Learner:
-        config, task = self.resolved.config, parts.task
-        return Learner(
-            module=parts.model.module,
+        config, task = run.resolved.config, self._parts.task
+        self._learner = Learner(
+            module=self._parts.model.module,
             read=self._read,
             loss=task.loss,
             transform=task.transform if isinstance(task, TransformsBatches) else None,
-            local=parts.algorithm.local_training,
+            local=self._parts.algorithm.local_training,
             seed=config.seed,
             bfloat16=config.precision == "bfloat16",
             channels_last=config.channels_last,
         )
+        self.initial = self._parts.model.vector.clone()
+        self.sizes = np.diff(self._parts.split.offsets)
 
     def _read(self, user: int, number: int, rng: np.random.Generator) -> Examples:
         """A user's examples in a round; an attacker's are poisoned."""

@@ -24,7 +24,7 @@ from pfl_bench.runs.rows import rows_of
 from pfl_bench.runs.selection import best_of, choice_problems, drawn_trials
 from pfl_bench.types import RunFolderError
 from privacy.audit.evidence import gather
-from privacy.audit.selected import check_selection, plan_composition
+from privacy.audit.search import check_selection, plan_composition
 from privacy.ledger import iterate_ledger
 from privacy.tuning import Trials, selection_epsilon
 

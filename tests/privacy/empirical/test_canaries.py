@@ -18,7 +18,7 @@ from privacy.accountant import compute_epsilon
 from privacy.aggregate import Aggregate
 from privacy.amplification import Participation, sampled_gaussian
 from privacy.empirical.canaries import Canaries
-from privacy.empirical.canary_directions import draw_sphere
+from privacy.empirical.canary_directions import Sphere
 from privacy.empirical.canary_options import CanaryOptions
 from privacy.errors import PrivacyError
 from privacy.mechanism import NoiseScale
@@ -235,7 +235,7 @@ def test_coordinates_are_distinct_and_held_out_directions_are_never_sent() -> No
 
 
 def test_directions_of_the_sphere_are_uniform() -> None:
-    matrix = draw_sphere(40, 4000, streams, torch.device("cpu"), 1)
+    matrix = Sphere(40, 4000, streams, torch.device("cpu"), 1)
     gram = np.stack([matrix.project(matrix.update(i, 1.0)) for i in range(40)])
     assert np.diag(gram) == pytest.approx(1.0, abs=1e-4)
     off = gram[~np.eye(40, dtype=bool)]

@@ -1,31 +1,77 @@
-"""The price of a selection, derived anew for the run that was selected.
+"""The price of a search over several runs, and of a selection from them.
 
-Guarantee: that of ``privacy.tuning``. From the selected run's folder can be seen: that the recorded
-epsilon follows from the recorded plans and distribution, and that the run's ledger has one of these
-plans. How many trials there were is secret, and whether they were drawn as is recorded can be seen
-only from the folder of the sweep.
+Guarantee: of k runs on the same data under one plan (scheme, cohorts, noise, rounds and delta),
+each with noise and cohorts of its own, all releases together have the epsilon of k times as many
+rounds, composed; so has whatever is chosen from them by looking at releases and public data alone.
+The hyperparameters that differ must not touch the plan, and must be chosen in advance or from
+earlier releases. Choosing by a metric that is computed from users' data without noise is outside.
+
+Of a selection the guarantee is that of ``privacy.tuning``, derived anew for the run that was
+selected. From its folder can be seen: that the recorded epsilon follows from the recorded plans and
+distribution, and that the run's ledger has one of these plans. How many trials there were is
+secret, and whether they were drawn as is recorded can be seen only from the folder of the sweep.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from privacy.accountant import check_delta
+from privacy.accountant import check_delta, compose_epsilon
 from privacy.amplification import Composition, Participation
 from privacy.audit.check import Check, Finding, conclude
 from privacy.audit.checks_accounting import compositions
 from privacy.audit.evidence import Evidence
 from privacy.audit.inputs import SIDES, AuditInputs, Compose, as_number
 from privacy.errors import PrivacyError
-from privacy.tuning import Trials, selection_epsilon
+from privacy.statement.statement import json_epsilon
+from privacy.tuning import Trials, repeated, selection_epsilon
 
+COVERS = (
+    "It covers the releases of all these runs together, each with the scheme, cohorts, noise and "
+    "rounds of this one and noise of its own, and whatever is chosen from them by looking at the "
+    "releases and at public data. It does not cover a choice by metrics that were computed from "
+    "users' data without noise."
+)
 _TOLERANCE = 1e-6
 _CLAIM = (
     "The epsilon of the selection follows from the recorded plans and distribution of the number "
     "of trials, and the run has one of these plans; beside its sweep, it is the best of the trials "
     "that the seed draws."
 )
+
+
+@dataclass(frozen=True, slots=True)
+class TunedRuns:
+    """The bound for a search."""
+
+    runs: int  # k, this run among them
+    # By setting, "simulated" and "actual": of k runs together at the setting's delta; "inf" for
+    # none.
+    epsilons: dict[str, float | str]
+    problems: dict[str, str]  # by setting: why there is no number
+
+
+def tuned_runs(evidence: Evidence, inputs: AuditInputs, runs: int) -> TunedRuns:
+    """Epsilon of so many runs like this one, composed by the statement's accountant.
+
+    The ledger must have a line; fewer than 1 run, or no whole number, is a ``PrivacyError``.
+    """
+    if runs < 1 or runs != int(runs):
+        raise PrivacyError(f"tuned runs are {runs!r}, but must be a whole number, at least 1")
+    epsilons: dict[str, float | str] = {}
+    problems: dict[str, str] = {}
+    accountant = str(inputs.statement.get("accountant"))
+    for label in SIDES:
+        delta = as_number(inputs.side(label).get("delta"))
+        try:
+            parts, _ = compositions(evidence, inputs, label)
+            together = [repeated(part, runs) for part in parts]
+            epsilons[label] = json_epsilon(compose_epsilon(together, delta, accountant))
+        except (ArithmeticError, ValueError) as error:
+            problems[label] = str(error)
+    return TunedRuns(runs, epsilons, problems)
 
 
 def plan_composition(compose: Compose, plan: Mapping[str, Any], side: str) -> Composition:

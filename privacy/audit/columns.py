@@ -1,7 +1,7 @@
-"""Central parameters, releases and cohorts as a ledger's lines have them, gathered into arrays.
+"""Sketches and digests in a ledger's lines, gathered into arrays: of rounds, and of DP-SGD's steps.
 
 Guarantee: none of its own. Nothing is corrected; a value of the wrong kind is refused with its
-round.
+round or epoch. Memory grows by some 150 bytes a step.
 """
 
 from __future__ import annotations
@@ -15,16 +15,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privacy.audit import values
+from privacy.errors import LedgerError
 from privacy.recording.central_record import COORDINATES, PROJECTIONS
+from privacy.recording.step_observation import BLOCKS, DIGEST_LENGTH, VECTORS
 
 _DIGESTS = ("central", "users", "trained", "release")
 _WIDTH = 1 + PROJECTIONS + COORDINATES
+_STEP_WIDTH = 1 + BLOCKS
+_STEP_LISTS = ("batch_sizes", "batch_digests", *VECTORS)
 _SKETCH = dict.fromkeys(("norm", "projections", "coordinates"))
-# What a line has of it: see ``privacy.audit.values.unnamed``.
+# What a line has of them: see ``privacy.audit.values.unnamed``.
 FORM = {
     "central": {"sha256": None, **_SKETCH},
     "release": _SKETCH,
     **dict.fromkeys(("users_sha256", "trained_sha256", "release_sha256")),
+    "observed": dict.fromkeys(_STEP_LISTS),
 }
 
 
@@ -94,3 +99,73 @@ class CentralColumns:
     def digests(self, key: str) -> NDArray[np.uint64]:
         """Shape (T, 4): the digests of all rounds, by the keys of ``digest``."""
         return np.frombuffer(bytes(self._digests[key]), np.uint64).reshape(-1, 4)
+
+
+class StepColumns:
+    """Steps, in order, as far as the lines have them; ``missing`` is the lines that have none."""
+
+    def __init__(self) -> None:
+        self.missing = 0
+        self._epochs, self._numbers, self._sizes = array("q"), array("q"), array("q")
+        self._sketches = array("d")
+        self._digests = bytearray()
+        self._lines = 0
+
+    def take(self, entry: Mapping[str, Any], where: str) -> None:
+        """Take in a line; a value of the wrong kind is a ``LedgerError``."""
+        self._lines += 1
+        if "observed" not in entry:
+            self.missing += 1
+            return
+        where = f"{where}: 'observed"
+        record = values.member(entry, "observed", f"{where}'")
+        rows: list[Any] = [record.get(name) for name in _STEP_LISTS]
+        steps = {len(row) if isinstance(row, list) else -1 for row in rows}
+        if len(steps) != 1 or -1 in steps:
+            raise LedgerError(f"{where}' must have lists of one length, an element a step")
+        sizes, digests, *vectors = rows
+        self._sizes.extend(values.counts(sizes, len(sizes), f"{where}.batch_sizes'"))
+        for step, digest in enumerate(digests):
+            self._digests += _digest(digest, f"{where}.batch_digests'")
+            for name, vector in zip(VECTORS, vectors, strict=True):
+                self._sketches.extend(values.numbers(vector[step], _STEP_WIDTH, f"{where}.{name}'"))
+        self._epochs.extend([self._lines] * len(sizes))
+        self._numbers.extend(range(1, len(sizes) + 1))
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    @property
+    def epochs(self) -> NDArray[np.int64]:
+        """Shape (S,): the epoch of each step, from 1."""
+        return np.asarray(self._epochs, np.int64)
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """Shape (S,): the realised batches."""
+        return np.asarray(self._sizes, np.int64)
+
+    def sketches(self, name: str) -> NDArray[np.float64]:
+        """Shape (S, 1 + BLOCKS): norm and blocks of "sum", "noise" or "parameters"; or NaN."""
+        whole = np.asarray(self._sketches).reshape(-1, len(VECTORS), _STEP_WIDTH)
+        return whole[:, VECTORS.index(name)]
+
+    def digest(self, index: int) -> str:
+        """The batch's digest of a step, counted from 0, in hexadecimal."""
+        width = DIGEST_LENGTH // 2
+        return self._digests[width * index : width * (index + 1)].hex()
+
+    def number(self, index: int) -> int:
+        """Of a step, counted from 0: which one it is of its epoch, from 1."""
+        return self._numbers[index]
+
+    def place(self, index: int) -> str:
+        """A step, counted from 0, in words."""
+        return f"epoch {self._epochs[index]}, step {self._numbers[index]}"
+
+
+def _digest(value: Any, where: str) -> bytes:
+    found = values.from_hexadecimal(value)
+    if 2 * len(found) != DIGEST_LENGTH:
+        raise LedgerError(f"{where} has {value!r}, but must have {DIGEST_LENGTH} hex digits")
+    return found
