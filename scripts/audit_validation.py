@@ -21,6 +21,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
+from dp_accounting import get_sigma_gaussian
 from numpy.typing import NDArray
 from scipy.stats import binom
 
@@ -29,7 +30,7 @@ from privacy.calibration import calibrate_noise_multiplier
 from privacy.description import FRESH
 from privacy.empirical.f_dp import ComposedFamily, refutes
 from privacy.empirical.gaussian_audit import gaussian_bound_of, independent_bound
-from privacy.empirical.gaussian_dp import epsilon_of_mu, mu_of_epsilon
+from privacy.empirical.gaussian_dp import epsilon_of_mu
 from privacy.empirical.matched_sum import (
     MatchedSum,
     Strategy,
@@ -128,7 +129,7 @@ class Mechanism:
                 epsilon, DELTA, self.participation(), self.rounds, "pld", self.built().composition
             )
         if self.rate == 1.0:
-            return float(np.sqrt(self.rounds)) / mu_of_epsilon(epsilon, DELTA)
+            return float(np.sqrt(self.rounds)) * get_sigma_gaussian(epsilon, DELTA)
         return calibrate_noise_multiplier(epsilon, DELTA, self.participation(), self.rounds, "pld")
 
 

@@ -26,6 +26,7 @@ from privacy.audit.evidence import Evidence
 from privacy.audit.inputs import AuditInputs
 
 Array = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 
 # Of a step's scale: float32 arithmetic of moments and roots stays far below.
 _OF_STEP = 1e-4
@@ -93,7 +94,7 @@ def _after(evidence: Evidence, inputs: AuditInputs) -> Sketches:
 
 def _compare(
     optimizer: CentralOptimizer, before: Sketches, release: Sketches, after: Sketches
-) -> Iterator[tuple[str, NDArray[np.bool_], NDArray[np.bool_]]]:
+) -> Iterator[tuple[str, Bools, Bools]]:
     """By what was compared: in which rounds it is wrong, and in which it was compared."""
     step, scale = steps_of(optimizer, before.coordinates, release.coordinates)
     allowed = _OF_STEP * scale + _OF_PARAMETERS * np.abs(before.coordinates + step)
@@ -108,9 +109,7 @@ def _compare(
         yield "projections", *_differs(expected, after.projections, allowed)
 
 
-def _differs(
-    expected: Array, found: Array, allowed: Array
-) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+def _differs(expected: Array, found: Array, allowed: Array) -> tuple[Bools, Bools]:
     known = np.isfinite(expected) & (np.abs(expected) < _LARGEST_FLOAT32)
     seen = known & np.isfinite(found)
     wrong = seen & ~(np.abs(expected - found) <= allowed)

@@ -126,7 +126,7 @@ class StepColumns:
         sizes, digests, *vectors = rows
         self._sizes.extend(values.counts(sizes, len(sizes), f"{where}.batch_sizes'"))
         for step, digest in enumerate(digests):
-            self._digests += _digest(digest, f"{where}.batch_digests'")
+            self._digests += values.digest(digest, f"{where}.batch_digests'", DIGEST_LENGTH)
             for name, vector in zip(VECTORS, vectors, strict=True):
                 self._sketches.extend(values.numbers(vector[step], _STEP_WIDTH, f"{where}.{name}'"))
         self._epochs.extend([self._lines] * len(sizes))
@@ -162,10 +162,3 @@ class StepColumns:
     def place(self, index: int) -> str:
         """A step, counted from 0, in words."""
         return f"epoch {self._epochs[index]}, step {self._numbers[index]}"
-
-
-def _digest(value: Any, where: str) -> bytes:
-    found = values.from_hexadecimal(value)
-    if 2 * len(found) != DIGEST_LENGTH:
-        raise LedgerError(f"{where} has {value!r}, but must have {DIGEST_LENGTH} hex digits")
-    return found

@@ -81,13 +81,8 @@ def plan_composition(compose: Compose, plan: Mapping[str, Any], side: str) -> Co
     """
     try:
         setting, rounds = plan[side], int(plan["rounds"])
-        participation = Participation.named(
-            setting["sampling"],
-            setting["population_size"],
-            setting["cohort_size"],
-            setting["separation"],
-            setting["max_participations"],
-        )
+        keys = ("sampling", "population_size", "cohort_size", "separation", "max_participations")
+        participation = Participation.named(*(setting[key] for key in keys))
         noise = as_number(setting["noise_multiplier"])
         return compose(plan["mechanism"], plan["mechanism_options"], participation, noise, rounds)
     except (KeyError, TypeError, AttributeError) as error:

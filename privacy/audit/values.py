@@ -49,20 +49,15 @@ def member(record: Mapping[str, Any], key: str, where: str) -> Mapping[str, Any]
     return value or {}
 
 
-def digest(value: Any, where: str) -> bytes:
-    """The 32 bytes of a SHA-256 in hexadecimal."""
-    found = from_hexadecimal(value)
-    if len(found) != 32:
-        raise LedgerError(f"{where} is {value!r}, but must be a SHA-256 in hexadecimal")
-    return found
-
-
-def from_hexadecimal(value: Any) -> bytes:
-    """Bytes of a value in hexadecimal; none if it is something else."""
+def digest(value: Any, where: str, digits: int = 64) -> bytes:
+    """Bytes of a SHA-256, or its first ones, of so many hexadecimal digits."""
     try:
-        return bytes.fromhex(value)
+        found = bytes.fromhex(value)
     except (TypeError, ValueError):
-        return b""
+        found = b""
+    if 2 * len(found) != digits:
+        raise LedgerError(f"{where} is {value!r}, but must be a SHA-256 in {digits} hex digits")
+    return found
 
 
 def unnamed(value: Any, form: Mapping[str, Any], above: str = "") -> Iterator[str]:

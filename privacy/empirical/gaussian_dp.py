@@ -52,17 +52,6 @@ def epsilon_of_mu(mu: float, delta: float) -> float:
     return largest(lambda epsilon: delta_of_mu(mu, epsilon) > delta, 0.0, max(high, 0.0))
 
 
-def mu_of_epsilon(epsilon: float, delta: float) -> float:
-    """The mu whose smallest epsilon at a delta is this one, above 0 and at most 1,000."""
-    check_delta(delta)
-    if not 0.0 < epsilon <= 1000.0:
-        raise PrivacyError(f"epsilon is {epsilon!r}, but must be above 0 and at most 1000")
-    high = 1.0
-    while delta_of_mu(high, epsilon) <= delta:
-        high *= 2.0
-    return largest(lambda mu: mu == 0.0 or delta_of_mu(mu, epsilon) <= delta, 0.0, high)
-
-
 def epsilon_of_normals(null: Normal, alternative: Normal, delta: float) -> float:
     """Epsilon that telling two normal laws apart amounts to, in the worse direction.
 

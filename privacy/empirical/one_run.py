@@ -34,6 +34,9 @@ from numpy.typing import NDArray
 from privacy.empirical.gaussian_dp import largest
 from privacy.errors import PrivacyError
 
+Array = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
 _TOLERANCE = 1e-6
 _LARGEST = 1e3
 # Fewer guesses cannot show more than epsilon = 1.8 at 95 %, even when all are right.
@@ -72,9 +75,7 @@ def guess_grid(num_canaries: int) -> tuple[Guesses, ...]:
     return tuple(grid)
 
 
-def count_correct(
-    scores: NDArray[np.float64], included: NDArray[np.bool_], guesses: Guesses
-) -> int:
+def count_correct(scores: Array, included: Bools, guesses: Guesses) -> int:
     """Count the guesses that are right.
 
     Ties are broken by position, which no coin has moved.
@@ -178,8 +179,8 @@ class OneRunBound:
 
 
 def audit_scores(
-    scores: NDArray[np.float64],
-    included: NDArray[np.bool_],
+    scores: Array,
+    included: Bools,
     delta: float,
     confidence: float = 0.95,
     guesses: Guesses | None = None,
@@ -203,9 +204,7 @@ def audit_scores(
     return max(found, key=lambda one: one.epsilon)
 
 
-def log_likelihood_ratio(
-    scores: NDArray[np.float64], rate: float, noise_multiplier: float
-) -> NDArray[np.float64]:
+def log_likelihood_ratio(scores: Array, rate: float, noise_multiplier: float) -> Array:
     """Evidence of one round that a canary is in the population.
 
     log((1 - rate) + rate * exp((x - 1/2) / z**2)), shape (m,), of the scores x, shape (m,), in

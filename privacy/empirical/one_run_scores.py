@@ -24,7 +24,7 @@ from privacy.empirical.canary_scores import (
     nothing,
 )
 from privacy.empirical.f_dp import ComposedFamily
-from privacy.empirical.gaussian_audit import gaussian_bound_of, independent_bound
+from privacy.empirical.gaussian_audit import Bools, gaussian_bound_of, independent_bound
 from privacy.empirical.gaussian_dp import epsilon_of_mu
 from privacy.empirical.matched_sum import MatchedSum
 from privacy.empirical.one_run import Guesses, audit_scores, log_likelihood_ratio
@@ -38,15 +38,11 @@ class OneRunScores(ArrayScores):
     """
 
     def __init__(
-        self,
-        options: CanaryOptions,
-        included: NDArray[np.bool_],
-        sampling_probability: float,
-        noise_multiplier: float,
+        self, options: CanaryOptions, included: Bools, rate: float, noise_multiplier: float
     ) -> None:
         super().__init__(options, np.zeros(options.count))
         self._included = included
-        self._rate = sampling_probability
+        self._rate = rate
         self._noise = noise_multiplier
         self._sums: MatchedSum | None = None
         self._groups = np.zeros(options.count, dtype=np.int64)
@@ -136,11 +132,7 @@ class OneRunScores(ArrayScores):
 
 
 def guess_bounds(
-    scores: Array,
-    included: NDArray[np.bool_],
-    options: CanaryOptions,
-    delta: float,
-    family: ComposedFamily,
+    scores: Array, included: Bools, options: CanaryOptions, delta: float, family: ComposedFamily
 ) -> dict[str, Any]:
     """Numbers of ``canaries.json`` that follow from scores and coins, shape (m,) each."""
     guesses = None if options.guesses is None else Guesses(*options.guesses)
@@ -160,7 +152,7 @@ def guess_bounds(
     }
 
 
-def _pooled_shift(scores: Array, included: NDArray[np.bool_]) -> float:
+def _pooled_shift(scores: Array, included: Bools) -> float:
     """Difference of the means of scores, shape (n,), in pooled standard deviations; at least 0."""
     inside, outside = scores[included], scores[~included]
     if min(inside.size, outside.size) < 2:

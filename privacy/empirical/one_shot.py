@@ -32,6 +32,8 @@ from numpy.typing import NDArray
 from privacy.empirical.gaussian_dp import Normal, epsilon_of_mu, epsilon_of_normals
 from privacy.errors import PrivacyError
 
+Array = NDArray[np.float64]
+
 # Variance that the mean of canaries' cosines has beyond that of independent ones, in parts of
 # mu**2 / P: 1 from pairs of canaries that lie along each other, 1/2 from the common length.
 _SHARED = 1.5
@@ -68,7 +70,7 @@ class OneShotBound:
 
 
 def audit_final(
-    cosines: NDArray[np.float64], num_parameters: int, delta: float, confidence: float = 0.95
+    cosines: Array, num_parameters: int, delta: float, confidence: float = 0.95
 ) -> OneShotBound:
     """Bound epsilon by the cosines of canaries with how the model moved, shape (k,), k from 2 on.
 
@@ -86,10 +88,7 @@ def audit_final(
 
 
 def audit_held_out(
-    scores: NDArray[np.float64],
-    held_out: NDArray[np.float64],
-    delta: float,
-    confidence: float = 0.95,
+    scores: Array, held_out: Array, delta: float, confidence: float = 0.95
 ) -> OneShotBound:
     """Bound epsilon by scores whose null law is not known, such as the largest of many rounds.
 
@@ -118,7 +117,7 @@ def _bound(mu: float, null: Normal, canary: Normal, delta: float) -> OneShotBoun
     return OneShotBound(estimate, epsilon, mu, null, canary)
 
 
-def _fit(scores: NDArray[np.float64], what: str) -> Normal:
+def _fit(scores: Array, what: str) -> Normal:
     if scores.ndim != 1 or scores.size < 2 or not np.isfinite(scores).all():
         raise PrivacyError(
             f"the scores of {what} have shape {scores.shape}; two finite ones or more are needed"

@@ -12,7 +12,7 @@ Source: Dong, Roth, Su 2022, "Gaussian differential privacy", definition 2.1, pr
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -58,7 +58,6 @@ class GaussianTradeOff:
         return delta_of_mu(self.mu, epsilon) if self.mu > 0.0 else 0.0
 
 
-@dataclass(frozen=True, slots=True)
 class CurveTradeOff:
     """All of finitely many (epsilon, delta) at once, in both orders of the inputs.
 
@@ -67,14 +66,9 @@ class CurveTradeOff:
         deltas: Shape (K,), in [0, 1].
     """
 
-    epsilons: NDArray[np.float64]
-    deltas: NDArray[np.float64]
-    _shrink: NDArray[np.float64] = field(init=False, repr=False)
-    _grow: NDArray[np.float64] = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_shrink", np.exp(-self.epsilons))
-        object.__setattr__(self, "_grow", np.exp(np.minimum(self.epsilons, 700.0)))
+    def __init__(self, epsilons: NDArray[np.float64], deltas: NDArray[np.float64]) -> None:
+        self.epsilons, self.deltas = epsilons, deltas
+        self._shrink, self._grow = np.exp(-epsilons), np.exp(np.minimum(epsilons, 700.0))
 
     def least_false(self, true: float) -> float:
         """Least Q(S), as above.

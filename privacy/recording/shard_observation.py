@@ -91,18 +91,14 @@ def settle(parts: Iterable[ShardObservation], clips_to_bound: bool) -> list[Shar
     The same parts come without ``probes`` and ``between``.
     """
     known = list(parts)
-    scalars = {
-        id(number): number
-        for part in known
-        for numbers in (
-            part.between,
-            *((p.norm, p.moved, *(p.products or ())) for p in part.probes),
-        )
-        for number in numbers
-        if isinstance(number, Tensor)
-    }
-    values = torch.stack(list(scalars.values())).tolist() if scalars else []
-    found = dict(zip(scalars, values, strict=True))
+    measured: list[float | Tensor] = []
+    for part in known:
+        measured += part.between
+        for probe in part.probes:
+            measured += (probe.norm, probe.moved, *(probe.products or ()))
+    scalars = [number for number in measured if isinstance(number, Tensor)]
+    values = torch.stack(scalars).tolist() if scalars else []
+    found = dict(zip(map(id, scalars), values, strict=True))
     return [_settled(part, found, clips_to_bound) for part in known]
 
 

@@ -31,6 +31,7 @@ VECTORS = ("sum", "noise", "parameters")
 DIGEST_LENGTH = 16
 # Names the fixed signs; part of the format of a ledger.
 _KEY = 20_251
+Tensors = Sequence[Tensor]
 
 
 class StepSketcher:
@@ -60,11 +61,7 @@ class StepSketcher:
         ]
 
     def sketch(
-        self,
-        sums: Sequence[Tensor],
-        gradients: Sequence[Tensor],
-        parameters: Sequence[Tensor],
-        batch_size: float,
+        self, sums: Tensors, gradients: Tensors, parameters: Tensors, batch_size: float
     ) -> Tensor:
         """Norm and blocks of a step's sum, noise and parameters, shape (3, 1 + BLOCKS), float64.
 
@@ -98,7 +95,7 @@ class StepObserver:
     divided by ``batch_size``, the expected batch.
     """
 
-    def __init__(self, parameters: Sequence[Tensor], batch_size: float) -> None:
+    def __init__(self, parameters: Tensors, batch_size: float) -> None:
         self._parameters = list(parameters)
         self._batch_size = float(batch_size)
         shapes = [parameter.shape for parameter in self._parameters]
@@ -116,7 +113,7 @@ class StepObserver:
             yield batch
 
     @torch.no_grad()
-    def step(self, sums: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+    def step(self, sums: Tensors, gradients: Tensors) -> None:
         """See a step: a tensor of each parameter's shape; see ``StepSketcher.sketch``."""
         self._sketches.append(
             self._sketcher.sketch(sums, gradients, self._parameters, self._batch_size)

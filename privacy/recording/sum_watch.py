@@ -13,6 +13,7 @@ reads it all at once.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -119,15 +120,10 @@ class SumWatch:
         known = self.settle(parts)
         # Who comes from now on, such as a canary, is no client of the round.
         self._chosen, self._sent = -1, None
-        reports: Reports | None = None
-        for part in known:
-            if part.reports is not None:
-                reports = part.reports if reports is None else reports.merge(part.reports)
-        worst = max(
-            (part.worst for part in known if part.worst is not None),
-            key=lambda found: found[0],
-            default=None,
-        )
+        sent = [part.reports for part in known if part.reports is not None]
+        reports = functools.reduce(Reports.merge, sent) if sent else None
+        probed = [part.worst for part in known if part.worst is not None]
+        worst = max(probed, key=lambda found: found[0], default=None)
         total = clean_total(aggregate)
         # What the parts come to together, which is the sum but for the rounding of its additions.
         # On the CPU: MPS has no float64, and other processes are on other GPUs.

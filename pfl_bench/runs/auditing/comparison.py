@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 
 from privacy.audit.check import Finding
 
+Array = NDArray[np.float64]
+
 
 @dataclass(slots=True)
 class Comparison:
@@ -21,9 +23,7 @@ class Comparison:
     steps: int = 0
     largest: float = 0.0
 
-    def compare(
-        self, what: str, recorded: NDArray[np.float64], own: NDArray[np.float64], allowed: float
-    ) -> None:
+    def compare(self, what: str, recorded: Array, own: Array, allowed: float) -> None:
         """Add a problem if two sketches, shape (BLOCKS + 1,), differ by more than is allowed."""
         off = float(np.abs(recorded - own).max())
         self.largest = max(self.largest, float(off / allowed))

@@ -17,7 +17,7 @@ from scipy.stats import beta, binom, norm
 
 from privacy.amplification import Composition, Participation, sampled_gaussian
 from privacy.empirical import f_dp, one_run
-from privacy.empirical.gaussian_dp import epsilon_of_mu, mu_of_epsilon
+from privacy.empirical.gaussian_dp import epsilon_of_mu
 from privacy.empirical.one_run import Guesses, count_correct, guess_grid
 from privacy.empirical.trade_off import GaussianTradeOff, sure_epsilon, trade_off_of
 from privacy.errors import PrivacyError
@@ -233,7 +233,8 @@ def test_scores_of_jax_privacy_get_its_published_bounds(
             epsilon = one_run.epsilon_lower_bound(2 * size, made, right, delta, level)
         elif method == "f_dp" and right / made > expit(best):
             # Precision that a claim of the best epsilon so far allows cannot refute it.
-            claim = GaussianTradeOff(mu_of_epsilon(best, delta) if best else 0.0)
+            sigma = dp_accounting.get_sigma_gaussian(best, delta) if best else math.inf
+            claim = GaussianTradeOff(1.0 / sigma)
             if not f_dp.refutes(claim, 2 * size, made, right, 1.0 - level):
                 continue
             epsilon = epsilon_of_mu(mu_lower_bound(2 * size, made, right, level), delta)
