@@ -111,7 +111,7 @@ def _tuning(done: RunAudit) -> Iterator[str]:
         return
     parts = [
         f"epsilon ({side}) {round_up(as_number(value), 4)}"
-        for side, value in done.tuned.epsilons.items()
+        for side, value in done.tuned.epsilon.items()
     ]
     parts += [f"no epsilon ({side}): {why}" for side, why in done.tuned.problems.items()]
     text = f"  A search over {done.tuned.runs} such runs: {', '.join(parts)}. {COVERS}"

@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from pfl_bench.config.loading import ResolvedConfig, load_config
 from pfl_bench.files import check_run_folder, read_json, write_json
-from pfl_bench.runs.audit_file import (
-    AUDIT_FILE,
-    AUDIT_VERSION,
-    LEDGER_FILE,
-    ON_RECORDS,
-    files_left_out,
-    ledger_digest,
-)
+from pfl_bench.runs import audit_file
 from pfl_bench.runs.auditing.dp_sgd import recompute_dp_sgd
 from pfl_bench.runs.auditing.inputs import gather_inputs
 from pfl_bench.runs.auditing.opened import open_run
@@ -25,7 +18,7 @@ from pfl_bench.runs.auditing.outcome import check_outcome
 from pfl_bench.runs.auditing.recompute import SECONDS, Mode, Recomputation, recompute_run
 from pfl_bench.runs.selection import choice_problems
 from pfl_bench.types import RunFolderError
-from privacy.audit.auditor import audit_with_evidence
+from privacy.audit.auditor import audit
 from privacy.audit.check import OUTCOMES, Check, verdict
 from privacy.audit.inputs import AuditInputs, SeedRecord, as_number
 from privacy.audit.search import COVERS, TunedRuns, check_selection, tuned_runs
@@ -70,10 +63,12 @@ class RunAudit:
         if status == "passed" and again.rounds:
             seen = f"recomputed {len(again.rounds)} of {again.of} {again.unit}"
         elif status == "passed":
-            status = ON_RECORDS
+            status = audit_file.ON_RECORDS
         # The reference calls them too, so that nothing stands against what they read or remember.
         word = f"on the word of plug-ins ({', '.join(own)})" if own and status != "failed" else ""
-        said = "; ".join(filter(None, (seen, word, files_left_out(self.inputs.other_files))))
+        said = "; ".join(
+            filter(None, (seen, word, audit_file.files_left_out(self.inputs.other_files)))
+        )
         return f"{status}: {said}" if said else status
 
     @property
@@ -85,9 +80,8 @@ class RunAudit:
         """The audit as ``audit.json`` has it."""
         statement = self.inputs.statement
         outcomes = [check.outcome for check in self.checks]
-        tuned = self.tuned
         return {
-            "format_version": AUDIT_VERSION,
+            "format_version": audit_file.AUDIT_VERSION,
             "verdict": self.verdict,
             "passed": self.verdict == "passed",
             "words": self.words,
@@ -101,13 +95,7 @@ class RunAudit:
             "checks": [check.to_json_dict() for check in self.checks],
             "not_covered": self.not_covered,
             "selected_by": self.selected_by,
-            "tuned_runs": tuned
-            and {
-                "runs": tuned.runs,
-                "epsilon": tuned.epsilons,
-                "problems": tuned.problems,
-                "covers": COVERS,
-            },
+            "tuned_runs": self.tuned and {**asdict(self.tuned), "covers": COVERS},
         }
 
 
@@ -131,8 +119,8 @@ def audit_run(
     run = open_run(folder, resolved)
     inputs = gather_inputs(run, statement)
     # Before it is read: lines that a run adds meanwhile make the audit stale.
-    digest = ledger_digest(folder)
-    checks, evidence = audit_with_evidence(iterate_ledger(folder / LEDGER_FILE), inputs)
+    digest = audit_file.ledger_digest(folder)
+    checks, evidence = audit(iterate_ledger(folder / audit_file.LEDGER_FILE), inputs)
     seed = inputs.seed.value if isinstance(inputs.seed, SeedRecord) else None
     is_central = resolved.config.central is not None
     # A configuration that cannot be run has no rounds to compute.
@@ -170,7 +158,7 @@ def audit_run(
         ledger_sha256=digest,
         recomputed=again,
     )
-    write_json(folder / AUDIT_FILE, done.to_json_dict())
+    write_json(folder / audit_file.AUDIT_FILE, done.to_json_dict())
     return done
 
 

@@ -64,12 +64,7 @@ _OF_INPUTS = ("delta", "canaries")
 _OF_EXAMPLES = (checks_clipping.check_clip_path,)
 
 
-def audit(lines: Iterable[tuple[Mapping[str, Any], str]], inputs: AuditInputs) -> list[Check]:
-    """Audit a run: the checks of ``audit_with_evidence``."""
-    return audit_with_evidence(lines, inputs)[0]
-
-
-def audit_with_evidence(
+def audit(
     lines: Iterable[tuple[Mapping[str, Any], str]], inputs: AuditInputs
 ) -> tuple[list[Check], Evidence | None]:
     """Audit a run: the checks, in a fixed order, and what was gathered from the ledger.

@@ -9,16 +9,15 @@ the sums that the bounds "independent" and "gaussian" rest on, which no file has
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from privacy.amplification import Composition
 from privacy.audit.errors import IncompleteError
 from privacy.audit.inputs import as_number, json_equal
 from privacy.empirical.canary_options import CanaryOptions
-from privacy.empirical.canary_scores import step_bounds
+from privacy.empirical.canary_scores import Compose, step_bounds
 from privacy.empirical.f_dp import ComposedFamily
 from privacy.empirical.gaussian_dp import Normal
 from privacy.empirical.membership import NUM_KINDS, folds_of
@@ -27,14 +26,12 @@ from privacy.empirical.one_run_scores import guess_bounds
 from privacy.empirical.one_shot import audit_final, audit_held_out
 from privacy.empirical.per_round import StepTrials
 
-# Composition of so many rounds of the run at a noise multiplier.
-RunCompose = Callable[[float, int], Composition]
 # Of a number: other versions of libraries round otherwise, far less than this.
 _TOLERANCE = 1e-3
 
 
 def canary_bounds(
-    recorded: Mapping[str, Any], options: CanaryOptions, num_parameters: int, compose: RunCompose
+    recorded: Mapping[str, Any], options: CanaryOptions, num_parameters: int, compose: Compose
 ) -> dict[str, Any]:
     """Settings and numbers of ``canaries.json``, by name, as the options and the rest of it say.
 

@@ -92,15 +92,13 @@ class Finding:
         """
         self.add(not value >= LEVEL / parts, f"{what}: p {sign} {value:.3g}")
 
-    def test_rounds(
-        self, what: str, values: Any, rounds: NDArray[np.int64], parts: float, tests: int = 0
-    ) -> None:
+    def test_rounds(self, what: str, values: Any, rounds: NDArray[np.int64], parts: float) -> None:
         """Test a p-value of each round, shape (k,), with a level over ``parts`` that all share.
 
         One that is no number is too small. ``rounds`` has their numbers, from 1.
         """
         allowed = LEVEL / parts
-        self.where(what, ~(np.asarray(values) * max(1, tests or len(values)) >= allowed), rounds)
+        self.where(what, ~(np.asarray(values) * max(1, len(values)) >= allowed), rounds)
 
     def seen(self, text: str, power: str | None = None, /, **numbers: Any) -> Finding:
         """Say what was looked at.
@@ -114,6 +112,32 @@ class Finding:
             text += f". A run of this length would show {power}"
         self.text = text
         return self
+
+
+@dataclass(slots=True)
+class Comparison(Finding):
+    """Findings over steps, whose sketches are compared with those that the reference computes."""
+
+    steps: int = 0
+    largest: float = 0.0  # difference, in multiples of what is allowed
+
+    def compare(
+        self, what: str, recorded: NDArray[np.float64], own: NDArray[np.float64], allowed: float
+    ) -> None:
+        """Add a problem if two sketches, shape (BLOCKS + 1,), differ by more than is allowed."""
+        off = float(np.abs(recorded - own).max())
+        self.largest = max(self.largest, float(off / allowed))
+        self.add(
+            not off <= allowed,
+            f"{what} is not what the reference computes: its norm is {recorded[0]:.6g} instead of "
+            f"{own[0]:.6g}, its sketch off by {off:.2g}, rounding makes {allowed:.1g} at most",
+        )
+
+    def compared(self, text: str) -> Finding:
+        """Say what was looked at, and the largest difference."""
+        if self.largest:
+            text += f"; largest difference {self.largest:.2g} of what rounding may make"
+        return self.seen(text, steps=self.steps, largest=self.largest)
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,7 @@ _EXACT = 1e-9
 _KNOWS = 7.0
 
 Array = NDArray[np.float64]
+Json = Mapping[str, Any]
 
 
 class Sketch:
@@ -160,9 +161,9 @@ class Allowed:
 
 
 def compare(
-    line: Mapping[str, Any],
-    following: Mapping[str, Any] | None,
-    metrics: Mapping[str, Any],
+    line: Json,
+    following: Json | None,
+    metrics: Json,
     saved: Tensor | None,
     made: Round,
     sketch: Sketch,
@@ -208,9 +209,7 @@ def undecided(made: Round, relative: float) -> int:
     return sum(abs(one.norm - made.bound) <= near for one in trained)
 
 
-def _clients(
-    line: Mapping[str, Any], metrics: Mapping[str, Any], made: Round, allowed: Allowed
-) -> Iterator[str]:
+def _clients(line: Json, metrics: Json, made: Round, allowed: Allowed) -> Iterator[str]:
     relative = allowed.relative
     finite = [one for one in made.contributions if math.isfinite(one.norm)]
     trained = [one.trained for one in finite if one.trained is not None]
@@ -245,12 +244,12 @@ def _clients(
         yield from recorded_number("count of unclipped updates", line, key, made.fraction, share)
 
 
-def _denominator(line: Mapping[str, Any]) -> float:
+def _denominator(line: Json) -> float:
     found = as_number(line.get("denominator"))
     return found if found > 0.0 else math.nan
 
 
-def carry_on(line: Mapping[str, Any], made: Round, allowed: Allowed) -> None:
+def carry_on(line: Json, made: Round, allowed: Allowed) -> None:
     """Go on with what rounding may come to, after a round that was compared."""
     allowed.step(made, _near(line, made, allowed) / _denominator(line))
 
@@ -265,7 +264,7 @@ def _scale(made: Round) -> float:
     return max(float(made.total.norm()), math.sqrt(len(clipped)) * max(clipped, default=0.0))
 
 
-def _near(line: Mapping[str, Any], made: Round, allowed: Allowed) -> float:
+def _near(line: Json, made: Round, allowed: Allowed) -> float:
     """A."""
     relative = allowed.each * allowed.rounds
     near = relative * _scale(made) + allowed.relative * made.follows * made.stddev + allowed.total
@@ -273,9 +272,7 @@ def _near(line: Mapping[str, Any], made: Round, allowed: Allowed) -> float:
     return near + 8.0 * ULP * float((made.total + made.noise).norm())
 
 
-def _sum(
-    line: Mapping[str, Any], made: Round, sketch: Sketch, near: float, is_noise: bool
-) -> Iterator[str]:
+def _sum(line: Json, made: Round, sketch: Sketch, near: float, is_noise: bool) -> Iterator[str]:
     expected = sketch(made.total + made.noise)
     if (found := _sketch_of(line.get("release"), len(expected))) is None:
         return
@@ -302,9 +299,7 @@ def _client(rest: Array, made: Round, bound: Array) -> str:
     return ""
 
 
-def _central(
-    following: Mapping[str, Any] | None, made: Round, sketch: Sketch, allowed: float
-) -> Iterator[str]:
+def _central(following: Json | None, made: Round, sketch: Sketch, allowed: float) -> Iterator[str]:
     expected = sketch(made.central)
     if (found := _sketch_of(following, len(expected))) is None:
         return

@@ -34,6 +34,7 @@ COVERS = (
     "releases and at public data. It does not cover a choice by metrics that were computed from "
     "users' data without noise."
 )
+Json = Mapping[str, Any]
 _TOLERANCE = 1e-6
 _CLAIM = (
     "The epsilon of the selection follows from the recorded plans and distribution of the number "
@@ -49,7 +50,7 @@ class TunedRuns:
     runs: int  # k, this run among them
     # By setting, "simulated" and "actual": of k runs together at the setting's delta; "inf" for
     # none.
-    epsilons: dict[str, float | str]
+    epsilon: dict[str, float | str]
     problems: dict[str, str]  # by setting: why there is no number
 
 
@@ -74,7 +75,7 @@ def tuned_runs(evidence: Evidence, inputs: AuditInputs, runs: int) -> TunedRuns:
     return TunedRuns(runs, epsilons, problems)
 
 
-def plan_composition(compose: Compose, plan: Mapping[str, Any], side: str) -> Composition:
+def plan_composition(compose: Compose, plan: Json, side: str) -> Composition:
     """Composition of a recorded plan of one trial; ``PrivacyError`` for a number that is none.
 
     The plan has "mechanism", "mechanism_options", "rounds", and a setting for each side.
@@ -90,7 +91,7 @@ def plan_composition(compose: Compose, plan: Mapping[str, Any], side: str) -> Co
 
 
 def check_selection(
-    record: Mapping[str, Any],
+    record: Json,
     evidence: Evidence | None,
     inputs: AuditInputs,
     of_sweep: Sequence[str] | None = None,
@@ -126,11 +127,7 @@ def check_selection(
 
 
 def _check_side(
-    record: Mapping[str, Any],
-    evidence: Evidence | None,
-    inputs: AuditInputs,
-    side: str,
-    found: Finding,
+    record: Json, evidence: Evidence | None, inputs: AuditInputs, side: str, found: Finding
 ) -> float:
     trials = Trials.from_json_dict(dict(record["trials"]))
     delta = as_number(inputs.side(side).get("delta"))

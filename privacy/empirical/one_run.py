@@ -138,7 +138,6 @@ def epsilon_lower_bound(
 
     The number of guesses must have been fixed before the run.
     """
-    check_counts(num_canaries, num_guesses, num_correct)
     return largest_refuted(
         lambda epsilon: (
             p_value(num_canaries, num_guesses, num_correct, epsilon, delta) < 1.0 - confidence

@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 
 from privacy.amplification import Composition
 from privacy.empirical.gaussian_dp import largest
+from privacy.empirical.membership import clopper_pearson
 from privacy.empirical.trade_off import is_gaussian, sure_epsilon
 from privacy.errors import PrivacyError
 
@@ -96,15 +97,6 @@ class StepTrials:
         return difference / spread
 
 
-def rate_upper_bound(count: int, trials: int, significance: float) -> float:
-    """Clopper-Pearson: the rate at which no more than ``count`` would be seen that seldom."""
-    from scipy.stats import beta
-
-    return (
-        1.0 if count >= trials else float(beta.ppf(1.0 - significance, count + 1, trials - count))
-    )
-
-
 def mu_by_clopper_pearson(trials: StepTrials, confidence: float) -> float:
     """Lower bound of a step's mu by false alarms and misses, at least 0.
 
@@ -112,9 +104,8 @@ def mu_by_clopper_pearson(trials: StepTrials, confidence: float) -> float:
     """
     from scipy.special import ndtri
 
-    half = (1.0 - confidence) / 2.0
-    false_alarms = rate_upper_bound(trials.false_alarms, trials.num_out, half)
-    misses = rate_upper_bound(trials.misses, trials.num_in, half)
+    _, false_alarms = clopper_pearson(trials.false_alarms, trials.num_out, confidence)
+    _, misses = clopper_pearson(trials.misses, trials.num_in, confidence)
     return max(0.0, -float(ndtri(false_alarms)) - float(ndtri(misses)))
 
 

@@ -101,7 +101,7 @@ def test_true_ledgers_of_other_kinds_pass(kind: str) -> None:
 def test_the_whole_audit_of_a_true_ledger_passes() -> None:
     run = replace(TRUE, noise_multiplier=4.0)
     lines = make_lines(run)
-    checks = audit(digested(lines), read_inputs(run, lines))
+    checks, _ = audit(digested(lines), read_inputs(run, lines))
     assert failed(checks) == {}
     skipped = {check.name for check in checks if check.outcome == "skipped"}
     assert skipped == {"budget", "canaries", "central_step"} | SKIPPED
@@ -117,7 +117,7 @@ def test_a_planned_statement_without_rounds_fails_and_ends_no_audit() -> None:
     lines = make_lines(run)
     inputs = read_inputs(run, lines)
     statement = {**inputs.statement, "status": "planned", "rounds": None}
-    wrong = failed(audit(digested(lines), replace(inputs, statement=statement)))
+    wrong = failed(audit(digested(lines), replace(inputs, statement=statement))[0])
     assert {"rounds", "epsilon_simulated", "epsilon_actual"} <= set(wrong)
     assert "does not say how many rounds are planned" in wrong["epsilon_actual"]
 
@@ -128,7 +128,7 @@ def test_a_planned_statement_without_rounds_fails_and_ends_no_audit() -> None:
 def test_values_that_no_run_records_end_no_audit(value: Any) -> None:
     """They fail checks, whether in a line or in the statement, and all others are made."""
     run = replace(KINDS["selected"], noise_multiplier=4.0, rounds=5)
-    lines, count = make_lines(run), len(audit(digested(make_lines(run)), read_inputs(run, [])))
+    lines, count = make_lines(run), len(audit(digested(make_lines(run)), read_inputs(run, []))[0])
     places = [("separation",), ("num_nonfinite",), ("actual", "noise_multiplier"), ("clip",)]
     for *sections, key in places:
         changed, inputs = copy.deepcopy(lines), read_inputs(run, lines)
@@ -136,7 +136,7 @@ def test_values_that_no_run_records_end_no_audit(value: Any) -> None:
             inputs = replace(inputs, statement={**inputs.statement, key: value})
         for line in changed if key != "clip" else ():
             (line[sections[0]] if sections else line)[key] = value
-        checks = audit(digested(changed), inputs)
+        checks, _ = audit(digested(changed), inputs)
         assert failed(checks), key
         assert len(checks) in (count, 1), key
 
@@ -676,7 +676,7 @@ def test_a_search_costs_as_many_rounds_as_it_runs() -> None:
     longer = replace(QUICK, rounds=40)
     for label in ("simulated", "actual"):
         wanted = read_inputs(longer, lines).statement[label]["epsilon"]
-        assert found.epsilons[label] == pytest.approx(wanted)
+        assert found.epsilon[label] == pytest.approx(wanted)
     with pytest.raises(PrivacyError, match="at least 1"):
         tuned_runs(read(lines), inputs, 0)
 
@@ -690,7 +690,8 @@ def write(path: Path, lines: Lines) -> None:
 
 
 def from_file(path: Path, run: Run, lines: Lines) -> dict[str, Check]:
-    return {check.name: check for check in audit(iterate_ledger(path), read_inputs(run, lines))}
+    checks, _ = audit(iterate_ledger(path), read_inputs(run, lines))
+    return {check.name: check for check in checks}
 
 
 @pytest.mark.parametrize("damage", ["edited", "dropped", "swapped", "foreign"])

@@ -24,17 +24,11 @@ from pfl_bench.client.forward import Forward
 from pfl_bench.client.optimizers import rate_factor
 from pfl_bench.profiling import one_thread
 from pfl_bench.rng import Purpose, stream, torch_seed
-from pfl_bench.runs.auditing.comparison import Comparison
+from pfl_bench.runs.auditing import starts
 from pfl_bench.runs.auditing.opened import OpenedRun
-from pfl_bench.runs.auditing.starts import (
-    load_optimizer,
-    noise_generator,
-    random_layer,
-    release_statistics,
-)
 from pfl_bench.runs.checkpoint import load, steps_saved
 from pfl_bench.types import FederatedSplit
-from privacy.audit.check import Check, conclude
+from privacy.audit.check import Check, Comparison, conclude
 from privacy.audit.columns import StepColumns
 from privacy.audit.errors import IncompleteError, SkippedError
 from privacy.audit.evidence import Evidence
@@ -63,11 +57,7 @@ _CLIP_SLACK = 1e-6
 
 @one_thread()
 def recompute_dp_sgd(
-    opened: OpenedRun,
-    evidence: Evidence,
-    noise_multiplier: float,
-    seed: int | None,
-    seconds: float,
+    run: OpenedRun, evidence: Evidence, noise_multiplier: float, seed: int | None, seconds: float
 ) -> list[Check]:
     """Take the steps of a run of DP-SGD again; gives the checks of ``CHECKS``, in that order.
 
@@ -76,15 +66,15 @@ def recompute_dp_sgd(
     of batches and noise ends too.
     """
     try:
-        run = _Run(opened, evidence.steps, noise_multiplier, seed, seconds)
+        work = _Run(run, evidence.steps, noise_multiplier, seed, seconds)
     except SkippedError as error:
         return [Check(name, error.outcome, claim, str(error)) for name, claim in CHECKS.items()]
     started = time.monotonic()
     for index in range(len(evidence.steps)):
         if index and time.monotonic() - started > 2.0 * seconds:
             break
-        run.take(index)
-    return list(run.checks())
+        work.take(index)
+    return list(work.checks())
 
 
 class _Run:
@@ -127,14 +117,14 @@ class _Run:
             clip_norm=resolved.tree["privacy"]["mechanism"]["clip_norm"],
             noise_multiplier=noise_multiplier,
         )
-        release_statistics(resolved.config, self._split, self._forward, seed)
+        starts.release_statistics(resolved.config, self._split, self._forward, seed)
         self._reference = DpSgd(self.settings, model.module, task.loss)
         self._sketcher = StepSketcher(self._reference.shapes, model.device)
         self._width = -(-model.num_parameters // BLOCKS)
         self._total = per_epoch * central.num_epochs
         self._relative = ROUNDING[resolved.config.precision]
-        self._generator, self._no_noise = noise_generator(run)
-        self._no_sums = random_layer(model.module)
+        self._generator, self._no_noise = starts.noise_generator(run)
+        self._no_sums = starts.random_layer(model.module)
         # Why no further step could be computed after one.
         self._stopped = ""
         if self._generator is not None:
@@ -173,9 +163,9 @@ class _Run:
         self._model.vector.copy_(saved["central"])
         self._reference.start()
         self._begin()
-        load_optimizer(self._optimizer, saved["optimizer"])
+        starts.load_optimizer(self._optimizer, saved["optimizer"])
         self._disturbed = copy.deepcopy(self._optimizer)
-        self._goes_on, self._spent = not self._found["recomputation"].finding.problems, 0.0
+        self._goes_on, self._spent = not self._found["recomputation"].problems, 0.0
 
     def _begin(self) -> None:
         """Begin with the moments of no step, and parameters that are known bit for bit."""
@@ -196,7 +186,7 @@ class _Run:
         for name, claim in CHECKS.items():
             found = self._found[name]
             reason = {"noise_replay": self._no_noise, "recomputation": self._no_sums}.get(name)
-            if name == "recomputation" and not found.steps and not found.finding.problems:
+            if name == "recomputation" and not found.steps and not found.problems:
                 reason = reason or self._stopped
             if reason:
                 yield Check(name, "skipped", claim, reason)
@@ -207,7 +197,7 @@ class _Run:
                 text += f", from the start and from the checkpoints of epochs {names}"
             if name == "recomputation" and self._stopped:
                 text += f" (no further: {self._stopped})"
-            yield conclude(name, claim, found.seen(text))
+            yield conclude(name, claim, found.compared(text))
 
     def _compare_batch(self, index: int, batch: NDArray[np.int64]) -> None:
         found, recorded = self._found["cohort_replay"], int(self._steps.sizes[index])
@@ -218,7 +208,7 @@ class _Run:
         elif self._steps.digest(index) != batch_digest(batch):
             flaw = f"other examples than the {len(batch)} that the seed draws"
         if flaw:
-            found.finding.problems.append(f"{self._steps.place(index)}: the batch has {flaw}")
+            found.problems.append(f"{self._steps.place(index)}: the batch has {flaw}")
 
     def _compare_buffers(self, saved: Mapping[int, Path]) -> None:
         """Compare what checkpoints hold beside parameters: nothing that the steps do moves it."""
@@ -228,7 +218,7 @@ class _Run:
             for holder in (state["trainer"], state.get("best") or {}):
                 for name, buffer in holder.get("buffers", {}).items():
                     known = own.get(name)
-                    self._found["recomputation"].finding.add(
+                    self._found["recomputation"].add(
                         known is None
                         or buffer.shape != known.shape
                         or (
@@ -256,7 +246,7 @@ class _Run:
         total = self._reference.sum(*examples)
         apart = self._reference.remembers(*examples) if count else 0.0
         if apart > self._relative * self.settings.clip_norm:
-            found.finding.problems.append(
+            found.problems.append(
                 f"{place}: the gradient of an example, computed once more, is another: it hangs on "
                 "the examples before it"
             )
@@ -287,7 +277,7 @@ class _Run:
         recorded = self._steps.sketches("parameters")[index]
         allowed = _UNITS * _UNIT * max(1.0, float(own[0])) + self._apart
         found.compare(f"{place}: the model's parameters", recorded, own, allowed)
-        return not found.finding.problems
+        return not found.problems
 
     def _disturb(self, before: Tensor, gradient: Tensor, rate: float, apart: float) -> None:
         """Take a step along a gradient that is off by a distance, in all elements alike."""

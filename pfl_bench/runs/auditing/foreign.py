@@ -56,7 +56,7 @@ _FILES = (
 TEXTS = ("run.log", "report.html")
 
 
-def foreign_members(state: Mapping[str, Any], config: RunConfig) -> Iterator[str]:
+def members(state: Mapping[str, Any], config: RunConfig) -> Iterator[str]:
     """Dotted names of a checkpoint's members that no run of this configuration saves."""
     if config.federated is not None:
         form, optimizer = _FEDERATED, config.federated.central_optimizer
@@ -69,7 +69,7 @@ def foreign_members(state: Mapping[str, Any], config: RunConfig) -> Iterator[str
     return values.unnamed(state, {**_RUN, "trainer": {**form, "optimizer": kept}})
 
 
-def foreign_environment(environment: Mapping[str, Any]) -> Iterator[str]:
+def environment(environment: Mapping[str, Any]) -> Iterator[str]:
     """Dotted names of members of ``environment.json`` that no run writes."""
     yield from unnamed(environment, LAYOUTS["environment.json"])
     for one in (environment, *environment.get("resumptions", ())):
@@ -77,7 +77,7 @@ def foreign_environment(environment: Mapping[str, Any]) -> Iterator[str]:
         yield from (f"packages.{name}" for name in packages if name not in PACKAGES)
 
 
-def foreign_results(summary: Mapping[str, Any], splits: Collection[str]) -> Iterator[str]:
+def results(summary: Mapping[str, Any], splits: Collection[str]) -> Iterator[str]:
     """Dotted names of members of ``summary.json`` that no run that evaluates ``splits`` writes."""
     yield from unnamed(summary, LAYOUTS["summary.json"])
     measured = summary.get("metrics") or {}
@@ -95,13 +95,13 @@ def unasked_files(folder: Path, config: RunConfig) -> list[str]:
     return [name for name, asks in asked.items() if not asks and (folder / name).exists()]
 
 
-def foreign_timelines(folder: Path) -> list[str]:
+def timelines(folder: Path) -> list[str]:
     """Names of columns of rounds' timelines that no run writes."""
     known = {"round", *(each.name for each in fields(RoundTimeline))}
     return sorted(set().union(*read_metrics(folder / TIMELINES)) - known)
 
 
-def foreign_scalars(rows: Iterable[Mapping[str, Any]], splits: Collection[str]) -> list[str]:
+def scalars(rows: Iterable[Mapping[str, Any]], splits: Collection[str]) -> list[str]:
     """Names of scalars that no run with these evaluated splits writes."""
     found = set().union(*rows) - {"round"}
     return sorted(name for name in found if not _is_known(*name.partition("/")[::2], splits))
@@ -129,7 +129,7 @@ def replaced_lines(folder: Path, resumptions: Any) -> Iterator[str]:
             )
 
 
-def foreign_files(folder: Path) -> list[str]:
+def files(folder: Path) -> list[str]:
     """Names of files that no command of the toolkit leaves in a run's folder."""
     found = [path.name for path in folder.iterdir() if path.name not in _FILES]
     checkpoints = folder / "checkpoints"

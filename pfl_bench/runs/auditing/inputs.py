@@ -22,18 +22,7 @@ from pfl_bench.federated.parts import build_algorithm
 from pfl_bench.files import read_json, read_metrics
 from pfl_bench.metrics import lower_is_better
 from pfl_bench.runs.audit_file import LEDGER_FILE
-from pfl_bench.runs.auditing import seeds
-from pfl_bench.runs.auditing.foreign import (
-    TEXTS,
-    foreign_environment,
-    foreign_files,
-    foreign_members,
-    foreign_results,
-    foreign_scalars,
-    foreign_timelines,
-    replaced_lines,
-    unasked_files,
-)
+from pfl_bench.runs.auditing import foreign, seeds
 from pfl_bench.runs.auditing.opened import OpenedRun, rebuild
 from pfl_bench.runs.auditing.replay import make_replay
 from pfl_bench.runs.base_plan import compose_of, configured_of
@@ -65,32 +54,32 @@ def gather_inputs(run: OpenedRun, statement: Mapping[str, Any]) -> AuditInputs:
     """Gather what a private run and its statement give; RunFolderError if a file is damaged."""
     folder, resolved = run.folder, run.resolved
     is_federated = resolved.config.federated is not None
-    foreign: list[str] = []
+    others: list[str] = []
     read = []
     for path in steps_saved(folder / "checkpoints").values():
         state = load(path)
         read.append(_read_saved(path, state))
-        foreign += (
+        others += (
             f"{path.name}: {name}: no run saves it"
-            for name in foreign_members(state, resolved.config)
+            for name in foreign.members(state, resolved.config)
         )
     saved, seed = read[-1] if read else (None, None)
     rows = read_metrics(folder / METRICS_FILE) if (folder / METRICS_FILE).is_file() else None
     evaluated = {*resolved.config.evaluation.splits, *resolved.config.evaluation.final_splits}
-    foreign += replaced_lines(folder, run.recorded("resumptions"))
-    foreign += (
+    others += foreign.replaced_lines(folder, run.recorded("resumptions"))
+    others += (
         f"{name}: no run of this configuration writes it"
-        for name in unasked_files(folder, resolved.config)
+        for name in foreign.unasked_files(folder, resolved.config)
     )
     summary, canaries = (read_json(folder / name) for name in ("summary.json", "canaries.json"))
     for file, names in (
-        (METRICS_FILE, foreign_scalars(rows or (), evaluated)),
-        ("environment.json", foreign_environment(run.environment)),
-        ("summary.json", foreign_results(summary or {}, evaluated)),
+        (METRICS_FILE, foreign.scalars(rows or (), evaluated)),
+        ("environment.json", foreign.environment(run.environment)),
+        ("summary.json", foreign.results(summary or {}, evaluated)),
         ("canaries.json", unnamed(canaries or {}, LAYOUTS["canaries.json"])),
-        (TIMELINES, foreign_timelines(folder)),
+        (TIMELINES, foreign.timelines(folder)),
     ):
-        foreign += (f"{file}: {name}: no run writes it" for name in names)
+        others += (f"{file}: {name}: no run writes it" for name in names)
     record, is_final = _read_seed(run, seed), statement["status"] == "final"
     return AuditInputs(
         statement=statement,
@@ -108,9 +97,9 @@ def gather_inputs(run: OpenedRun, statement: Mapping[str, Any]) -> AuditInputs:
         seed=record,
         rebuilt=rebuild(run, "final" if is_final else "planned"),
         missing=_missing_files(folder, is_final, is_federated),
-        foreign=tuple(foreign),
-        other_files=tuple(foreign_files(folder)),
-        texts=tuple(name for name in TEXTS if (folder / name).exists()),
+        foreign=tuple(others),
+        other_files=tuple(foreign.files(folder)),
+        texts=tuple(name for name in foreign.TEXTS if (folder / name).exists()),
         plugins=_plugin_records(run),
     )
 

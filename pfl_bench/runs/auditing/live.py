@@ -26,6 +26,7 @@ from pfl_bench.runs.stop import STOP_FILE, is_busy, request_stop
 from privacy.audit.inputs import as_number
 from privacy.empirical.step_bets import StepBets
 
+Tell = Callable[[str], None]
 # Probability with which bets stop a run that does what it claims, at most.
 BETS_LEVEL = 1e-4
 _COPIED = ("config.yaml", "privacy.json", "environment.json")
@@ -46,9 +47,7 @@ class Watched:
     warned: set[str] = field(default_factory=set)
 
 
-def watch(
-    folder: Path, every: float, tell: Callable[[str], None], data: str | None = None
-) -> Watched:
+def watch(folder: Path, every: float, tell: Tell, data: str | None = None) -> Watched:
     """Watch a run until it ends, or is stopped for a violation.
 
     ``every`` is the positive number of seconds between two looks; ``tell`` is called with what a
@@ -71,11 +70,7 @@ def watch(
 
 
 def look(
-    folder: Path,
-    seen: Watched,
-    tell: Callable[[str], None],
-    data: str | None = None,
-    is_last: bool = False,
+    folder: Path, seen: Watched, tell: Tell, data: str | None = None, is_last: bool = False
 ) -> None:
     """Take in the rounds since the last look; note the first violation in ``seen``.
 
@@ -112,7 +107,7 @@ def _bet(folder: Path, row: dict[str, object], seen: Watched) -> None:
         )
 
 
-def _audit(folder: Path, seen: Watched, tell: Callable[[str], None], data: str | None) -> None:
+def _audit(folder: Path, seen: Watched, tell: Tell, data: str | None) -> None:
     if not (folder / LEDGER_FILE).exists():
         read_claim(folder, data)  # says of a run without privacy that nothing is to be audited
     with tempfile.TemporaryDirectory() as name:

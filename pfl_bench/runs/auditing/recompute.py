@@ -25,19 +25,10 @@ from pfl_bench.runs.auditing.starts import Starts, other_moments
 from pfl_bench.runs.checkpoint import restoring
 from pfl_bench.types import ConfigError
 from pfl_bench.types.results import STEP_NAMES
+from privacy.audit import recomputed
 from privacy.audit.check import Check
 from privacy.audit.errors import SkippedError
 from privacy.audit.inputs import as_number
-from privacy.audit.recomputed import (
-    MOST,
-    ROUNDING,
-    Allowed,
-    Sketch,
-    carry_on,
-    compare,
-    shares,
-    undecided,
-)
 from privacy.errors import LedgerError
 from privacy.ledger import read_ledger
 from privacy.plan.plan import tensor_digest
@@ -149,13 +140,11 @@ class _Work:
             raise SkippedError(f"the ledger is not sound ({error})") from None
         done.of = len(lines)
         self._run = Starts(run, lines, seed)
-        metrics = run.folder / METRICS_FILE
-        rows = read_metrics(metrics) if metrics.is_file() else []
         # Where the training users are evaluated, what the steps gave has names of its own.
         steps = STEP_NAMES.items()
         self._metrics = {
             row["round"]: row | {own: row[given] for own, given in steps if given in row}
-            for row in rows
+            for row in read_metrics(run.folder / METRICS_FILE)
         }
 
     def go(self, deadline: float) -> None:
@@ -200,8 +189,10 @@ class _Work:
         if flaw:
             self._done.problems.append(f"round {start + 1}: {flaw}")
             return
-        sketch = Sketch(len(self._run.initial))
-        allowed = Allowed(ROUNDING[self._run.resolved.config.precision], state.optimizer)
+        sketch = recomputed.Sketch(len(self._run.initial))
+        allowed = recomputed.Allowed(
+            recomputed.ROUNDING[self._run.resolved.config.precision], state.optimizer
+        )
 
         left = 0.0
 
@@ -238,7 +229,7 @@ class _Work:
                 trainer = self._run.saved(number)
                 saved = trainer["central"]
             records = (line, after.get("central"), self._metrics.get(number, {}), saved)
-            found = list(compare(*records, made, sketch, allowed))
+            found = list(recomputed.compare(*records, made, sketch, allowed))
             # Whether local training makes so much of rounding. A ReLU that rounding turned over
             # does so in a trial with probability 1/2.
             for place in range(_TRIALS):
@@ -246,16 +237,16 @@ class _Work:
                     break
                 disturbed = self._disturbed(number, rule, before, allowed, place)
                 allowed.measure(made, disturbed)
-                found = list(compare(*records, made, sketch, allowed))
-            if not found and shares(made, allowed) > MOST:
+                found = list(recomputed.compare(*records, made, sketch, allowed))
+            if not found and recomputed.shares(made, allowed) > recomputed.MOST:
                 self._done.reasons.append(
                     f"from round {number} on, what local training makes of rounding could hide a "
                     "difference"
                 )
                 return
-            carry_on(line, made, allowed)
+            recomputed.carry_on(line, made, allowed)
             problems = [f"round {number}: {problem}" for problem in [*self._beyond(made), *found]]
-            if undecided(made, allowed.relative) and after and made.fraction is not None:
+            if recomputed.undecided(made, allowed.relative) and after and made.fraction is not None:
                 state.mechanism.bound = float(after["clip_norm"])
             self._done.rounds.append(number)
             if saved is not None:
@@ -267,7 +258,7 @@ class _Work:
                 problems += [f"round {number}: {problem}" for problem in moments]
                 if not problems and number < stop:
                     rule, state = self._run.at(number)
-                    allowed = Allowed(allowed.each, state.optimizer)
+                    allowed = recomputed.Allowed(allowed.each, state.optimizer)
             self._done.problems += problems
             if problems:
                 return
@@ -291,7 +282,7 @@ class _Work:
         return _FAR_MORE * (steps + as_number(line.get("realised_cohort")) + 1.0)
 
     def _disturbed(
-        self, number: int, rule: Rule, before: State, allowed: Allowed, place: int
+        self, number: int, rule: Rule, before: State, allowed: recomputed.Allowed, place: int
     ) -> Round:
         """The round from central parameters that are disturbed; what clients keep stays."""
         state = _copied(before)

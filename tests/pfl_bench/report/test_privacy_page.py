@@ -246,7 +246,7 @@ def test_every_check_of_the_audit_is_on_the_page() -> None:
     inputs = AuditInputs(
         plan.statement(1).to_json_dict(), configured, lambda *given: sampled_gaussian(*given[2:])
     )
-    made = [check.name for check in audit([(line_of(plan), "0" * 64)], inputs)]
+    made = [check.name for check in audit([(line_of(plan), "0" * 64)], inputs)[0]]
     rows = map(cells, between("audit checks")[2:])
     listed = [name for row in rows for name in re.findall(r"`(\w+)`", row[0])]
     # Of the package that trains.

@@ -13,13 +13,13 @@ from scipy.stats import binom, norm
 
 from privacy.amplification import Composition, Participation, sampled_gaussian
 from privacy.empirical.gaussian_dp import Normal, epsilon_of_mu, epsilon_of_normals
+from privacy.empirical.membership import clopper_pearson
 from privacy.empirical.one_shot import audit_final, audit_held_out
 from privacy.empirical.per_round import (
     StepTrials,
     epsilon_of_run,
     mu_by_clopper_pearson,
     mu_by_normal,
-    rate_upper_bound,
 )
 from privacy.errors import PrivacyError
 
@@ -109,12 +109,12 @@ def trials_of(mu: float, count: int, seed: int) -> StepTrials:
 
 def test_clopper_pearson_is_exact() -> None:
     for count, trials in ((0, 10), (3, 10), (10, 10), (50, 400)):
-        rate = rate_upper_bound(count, trials, 0.05)
+        rate = clopper_pearson(count, trials, 0.9)[1]
         if count < trials:
             assert binom.cdf(count, trials, rate) == pytest.approx(0.05)
         else:
             assert rate == 1.0
-    assert rate_upper_bound(0, 0, 0.05) == 1.0
+    assert clopper_pearson(0, 0, 0.9)[1] == 1.0
 
 
 def test_a_step_is_bounded_from_below_in_95_percent() -> None:
