@@ -34,14 +34,9 @@ _PRIVATE = ("private_federated", "central_dp")
 # What may differ between a run and its resumption. Device, threads, processes and engine may be
 # *named* otherwise; check_environment compares what they come to.
 NOT_COMPARED = (
-    "logging",
-    "expected",
-    "num_threads",
-    "device",
-    "federated.workers",
-    "federated.engine",
-    "federated.engine_lanes",
-)
+    "logging", "expected", "num_threads", "device",
+    "federated.workers", "federated.engine", "federated.engine_lanes",
+)  # fmt: skip
 # What decides the last bits of a sum: a private run goes on with it unchanged, others say it.
 _ARITHMETIC = (
     ("packages", "torch", "install torch {}"),
@@ -69,7 +64,6 @@ _BEGINNING = (
     ("hardware", "torch_threads", "resume with num_threads={}"),
     ("engine", "name", "resume by this engine (federated.engine, engine_lanes): {}"),
 )
-_NO_SEED: dict[str, Any] = {"value": "", "parts": {}}
 _MEND_RECORD = "Restore the file from a copy, or start in a new folder with --out"
 # What a killed writer of these leaves; readers of a folder write the other two without its lock.
 _PARTIAL = re.compile(r"^\.(?!report\.html\.|audit\.json\.).+\.(\d+)\.partial$")
@@ -298,28 +292,13 @@ class RunFolder:
                     f"versions. {_MEND_RECORD}"
                 )
             return None
-        damage = self._damage(recorded)
-        if damage:
-            raise RunFolderError(f"{path}: damaged: {damage}. {_MEND_RECORD}")
-        if not isinstance(recorded.get("resumptions", []), list):
-            raise RunFolderError(
-                f"{path}: damaged: 'resumptions' is no list; remove it, or restore the file"
-            )
-        return recorded
-
-    def _damage(self, recorded: dict[str, Any]) -> str:
-        """Flaw of a recorded environment, by which no run can go on; empty for none."""
-        for section in ("data", "model", "hardware", "engine", "packages"):
-            if not isinstance(recorded.get(section), dict):
-                return f"'{section}' is no mapping"
-        lacking = [f"{a}.{b}" for a, b, _ in _BEGINNING if b not in recorded[a]]
+        # No run can go on without these.
+        needed = [("packages", "torch"), *((section, key) for section, key, _ in _BEGINNING)]
+        needed += [("private_seed", key) for key in ("value", "parts") if self._is_private]
+        lacking = [f"{a}.{b}" for a, b in needed if b not in recorded.get(a, {})]
         if lacking:
-            return f"it lacks {', '.join(lacking)}"
-        seed: Any = recorded.get("private_seed", None if self._is_private else _NO_SEED)
-        has_parts = isinstance(seed, dict) and isinstance(seed.get("parts"), dict)
-        if not (has_parts and isinstance(seed.get("value"), str)):
-            return "'private_seed' has no value and parts"
-        return ""
+            raise RunFolderError(f"{path}: damaged: it lacks {', '.join(lacking)}. {_MEND_RECORD}")
+        return recorded
 
     def check_metrics(self, done: int) -> None:
         """Refuse (RunFolderError) a ``metrics.jsonl`` without a line of each of ``done`` rounds."""

@@ -15,6 +15,9 @@ from pfl_bench.runs.equivalence import Published
 from pfl_bench.runs.rows import judge, measured_value
 from pfl_bench.types import ExpectedResult, RunSummary, as_float
 
+# What a result says as the row does.
+_OF_ROW = {"metric", "statistic", "sd", "seeds", "tolerance", "source", "measured_here"}
+
 
 def best_over_rounds(
     rounds: Sequence[Mapping[str, Any]], splits: Sequence[str], directions: MetricDirections
@@ -76,14 +79,8 @@ def _compare(
         )
         verdict, _ = judge([measured], published, expected.measured_here)
     return ExpectedResult(
-        metric=expected.metric,
-        statistic=expected.statistic,
+        **expected.model_dump(include=_OF_ROW),
         published=expected.value,
-        sd=expected.sd,
-        seeds=expected.seeds,
-        tolerance=expected.tolerance,
-        source=expected.source,
-        measured_here=expected.measured_here,
         chance=chance,
         measured=measured,
         difference=None if measured is None else measured - expected.value,

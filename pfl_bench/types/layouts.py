@@ -121,9 +121,9 @@ _ENVIRONMENT = {
     "started": "text",
     "python": "text",
     "platform": "text",
-    "packages": {...: "text or null"},
+    "packages!": {...: "text or null"},
     "plugins": {...: "text"},
-    "hardware": {
+    "hardware!": {
         "machine": "scalar",
         "processor": "scalar",
         "logical_cores": "scalar",
@@ -135,11 +135,11 @@ _ENVIRONMENT = {
         "nondeterministic_operations": "scalar",
     },
     "git": {"commit": "text", "uncommitted_changes": "flag"},
-    "data": {key: _DATA[key] for key in ("source", "variant", "checksum")},
-    "model": {"initial_digest": "text"},
-    "engine": {"name": "text"},
+    "data!": {key: _DATA[key] for key in ("source", "variant", "checksum")},
+    "model!": {"initial_digest": "text"},
+    "engine!": {"name": "text"},
     "processes": "text",
-    "private_seed": {"value!": "text", "parts!": {}, "nonce": "text or whole number"},
+    "private_seed!": {"value!": "text", "parts!": {}, "nonce": "text or whole number"},
 }
 # How the ledger began that a resumed run goes on with.
 _LEDGER = {"bytes": "whole number", "sha256": "text"}
@@ -154,7 +154,7 @@ _CANARIES = (
 LAYOUTS: dict[str, Any] = {
     "environment.json": {
         **_ENVIRONMENT,
-        "resumptions": [{**_ENVIRONMENT, "after": "whole number", "ledger": _LEDGER}],
+        "resumptions!": [{**_ENVIRONMENT, "after": "whole number", "ledger": _LEDGER}],
     },
     "summary.json": {
         **dict.fromkeys(("format_version", "name", "setting", "task", "variant", "seed"), "any"),

@@ -121,26 +121,23 @@ class RunSummary:
         numbers = {name: as_float(value) for name, value in document["metrics"].items()}
         best = document.get("best") or {}
         values = {name: as_float(entry.get("value")) for name, entry in best.items()}
-        return cls(
+        plain: dict[str, Any] = {
             **{key: document[key] for key in ("name", "setting", "variant", "seed")},
-            task=str(document.get("task") or ""),
+            **{key: str(document.get(key) or "") for key in ("task", "departure", "edited")},
+            **{key: document.get(key) or {} for key in ("systems", "data")},
+            **{key: document.get(key) for key in ("rounds", "privacy", "metric_directions")},
+            **{key: document.get(key) for key in ("settings_sha256", "model_sha256")},
+        }
+        return cls(
+            **plain,
             metrics={name: value for name, value in numbers.items() if value is not None},
             expected=tuple(map(ExpectedResult.of, document["expected"])),
             best={name: value for name, value in values.items() if value is not None},
             status=str(document.get("status") or "finished"),
-            rounds=document.get("rounds"),
             seconds=as_float(document.get("seconds")),
             diverged=document.get("diverged") or None,
-            departure=str(document.get("departure") or ""),
-            edited=str(document.get("edited") or ""),
             pinned_nonce=bool(document.get("pinned_nonce")),
-            settings_sha256=document.get("settings_sha256"),
-            model_sha256=document.get("model_sha256"),
-            systems=document.get("systems") or {},
             budgets=tuple(document.get("budgets") or ()),
-            privacy=document.get("privacy"),
-            data=document.get("data") or {},
-            metric_directions=document.get("metric_directions"),
         )
 
 

@@ -16,14 +16,9 @@ if TYPE_CHECKING:
 
 # What tasks may have beside their splits, by the protocols below.
 _OPTIONAL = (
-    "transform",
-    "use_device",
-    "column_names",
-    "column_values",
-    "read_column",
-    "example_losses",
-    "training_loss",
-)
+    "transform", "use_device", "column_names", "column_values", "read_column",
+    "example_losses", "training_loss",
+)  # fmt: skip
 
 
 class Task(Protocol):

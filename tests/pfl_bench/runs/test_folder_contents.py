@@ -149,7 +149,7 @@ def test_what_a_run_on_a_gpu_writes_is_known(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "H100")
     facts = DataFacts("source", "variant", "sha256:0", 10, (1,), "user")
     written = environment(facts, torch.device("cuda"), "sha256:0", "sequential")["hardware"]
-    assert {*written} == {*LAYOUTS["environment.json"]["hardware"]}
+    assert {*written} == {*LAYOUTS["environment.json"]["hardware!"]}
 
 
 def last_line(path: Path, capsys: pytest.CaptureFixture[str]) -> str:
