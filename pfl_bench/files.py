@@ -28,9 +28,11 @@ _STRINGS_AND_BRACKETS = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[\]{}]', re.
 def check_run_folder(folder: Path) -> None:
     """Check that a folder is one of a run; RunFolderError if it has no ``config.yaml``."""
     if not (folder / "config.yaml").is_file():
+        what = "has no config.yaml" if folder.is_dir() else "is no folder"
+        what = what if folder.exists() else "does not exist"
         raise RunFolderError(
-            f"{folder}: not a run folder (it has no config.yaml); name the folder that "
-            "`pfl-bench run --out` wrote"
+            f"{folder}: not a run folder (it {what}); name the folder that `pfl-bench run --out` "
+            "wrote"
         )
 
 

@@ -13,6 +13,7 @@ from pfl_bench.cli.arguments import check_belongs
 from pfl_bench.cli.main import EXIT_DONE, EXIT_FAILED
 from pfl_bench.cli.speech import say, write
 from pfl_bench.config.bundled_rows import locate_row
+from pfl_bench.files import check_run_folder
 from pfl_bench.types import ConfigError
 
 _WIDTH = 110
@@ -55,13 +56,8 @@ def main(arguments: argparse.Namespace) -> int:
 def _source(arguments: argparse.Namespace) -> tuple[Path, Path]:
     run_folder = Path(arguments.target)
     if run_folder.is_dir():
-        source = run_folder / "config.yaml"
-        if not source.is_file():
-            raise ConfigError(
-                f"{run_folder}: not a run folder (it has no config.yaml); name the folder that "
-                "`pfl-bench run --out` wrote, or a row"
-            )
-        return source, Path(arguments.out or run_folder / "attack")
+        check_run_folder(run_folder)
+        return run_folder / "config.yaml", Path(arguments.out or run_folder / "attack")
     source = locate_row(arguments.target)
     return source, Path(
         arguments.out or Path("runs") / run_many.short_name(source).with_suffix("") / "attack"

@@ -7,6 +7,7 @@ the plug-in's own ``Options`` by ``pfl_bench.config.loading``.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
@@ -105,6 +106,16 @@ TRAINERS = {
     "local": "num_epochs",
     "multitask": "num_rounds",
 }
+_PRIVATE: dict[str, Setting] = {"federated": "private_federated", "central": "central_dp"}
+
+
+def setting_of(sections: Mapping[str, Any], mechanism: Mapping[str, Any] | None) -> Setting:
+    """The setting of a run with these sections; the mechanism "none" is no privacy, as None is."""
+    trainer: Any = next((name for name in TRAINERS if sections.get(name)), "federated")
+    is_private = mechanism is not None and mechanism.get("name") != "none"
+    return _PRIVATE[trainer] if is_private and trainer in _PRIVATE else trainer
+
+
 # Why no mechanism covers what a trainer does.
 _NOT_PRIVATE = {
     "local": "local models never leave their clients, so there is no release to noise",
@@ -299,12 +310,6 @@ class RunConfig(Strict):
 
     @property
     def setting(self) -> Setting:
-        """The run's setting, one of four; the mechanism "none" is no privacy."""
-        private = self.privacy is not None and self.privacy.mechanism.get("name") != "none"
-        if self.local is not None:
-            return "local"
-        if self.multitask is not None:
-            return "multitask"
-        if self.central is not None:
-            return "central_dp" if private else "central"
-        return "private_federated" if private else "federated"
+        """The run's setting."""
+        sections = {name: getattr(self, name) for name in TRAINERS}
+        return setting_of(sections, None if self.privacy is None else self.privacy.mechanism)

@@ -117,11 +117,14 @@ def _budgets(identifier: str, figure: Figure, rows: Rows) -> DrawnFigure:
         reached = reached if price.num_reached else "no"
         steps = f"{price.steps:,.0f}" if math.isfinite(price.steps) else "-"
         if price.num_reached < price.num_runs:
-            notes.append(f"{label}: {metric} {target:g} was not reached{_misses(price, steps)}")
+            missed = _misses(price, f"{steps} {runs[0].step_unit}s")
+            notes.append(f"{label}: {metric} {target:g} was not reached{missed}")
         hours.append("-" if price.seconds is None else format_value(price.seconds / HOUR_S))
         amounts = amount_texts(price.flops, price.bytes_up, price.bytes_down)
         lines.append((label, reached, steps, *amounts))
-    headings = ["row", "reached", "round", "computed", "sent by clients", "received by clients"]
+    units = dict.fromkeys(run.step_unit for runs in rows.values() for run in runs)
+    step = " or ".join(units) or "round"
+    headings = ["row", "reached", step, "computed", "sent by clients", "received by clients"]
     if set(hours) - {"-"}:
         headings.append("simulated hours")
         lines = [(*line, spent) for line, spent in zip(lines, hours, strict=True)]
@@ -142,7 +145,7 @@ def _misses(price: Price, steps: str) -> str:
         missed = price.num_runs - price.num_reached
         return f" by {missed} of {price.num_runs} runs, which are left out of the means"
     best = "" if price.best is None else f"; the best was {format_value(price.best)}"
-    return f" in {steps} rounds{best}"
+    return f" in {steps}{best}"
 
 
 def _curves(identifier: str, figure: Figure, rows: Rows) -> DrawnFigure:
@@ -208,12 +211,9 @@ def _curve_panels(
     unit, ends = words
     x, scale = (CLOCK, 1 / HOUR_S) if unit == "simulated hours" else (STEP, 1.0)
     lines = curves.lines_of(rows, metric, x, scale)
-    log = curves.wants_log([line.curve for line in lines])
-    title = f"{metric} (logarithmic)" if log else metric
-    title += " (generated devices)" if made_up else ""
-    chart = Chart(x, unit, metric, log=log)
-    said = ("", f": {ends}")
-    return panels.small_multiples(f"{identifier}-", title, chart, lines, lambda _: said)
+    said = (" (generated devices)" if made_up else "", f": {ends}")
+    chart = Chart(x, unit, metric)
+    return panels.small_multiples(f"{identifier}-", metric, chart, lines, lambda _: said)
 
 
 def _second_column(metric: str) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from os.path import commonprefix
 
-from pfl_bench.report.results import format_epsilon, format_value
+from pfl_bench.report.results import format_epsilon, format_value, with_spread
 from pfl_bench.report.table import Cell, Table
 from pfl_bench.runs.rows import RowResult, runs_of_seeds
 from privacy.statement.statement import small
@@ -39,9 +40,7 @@ def make_grid(rows: Sequence[RowResult], labels: Mapping[str, str]) -> Table:
 def _cell(row: RowResult | None) -> str | Cell:
     if row is None:
         return ""
-    text = f"{format_value(row.published)} / {format_value(row.mean)}"
-    if row.sd is not None:
-        text += f" ± {format_value(row.sd)}"
+    text = f"{format_value(row.published)} / {with_spread(row.mean, row.sd)}"
     if row.status in _MARKS:
         text += f" {_MARKS[row.status]}"
     return Cell(text, style="differs") if row.status == "differs" else text
@@ -99,9 +98,5 @@ def _shared_start(texts: Sequence[str], ends: str) -> str:
     """Longest start that all texts share, up to and with one of the characters ``ends``."""
     if len(set(texts)) < 2:
         return ""
-    # The first and the last of the sorted texts differ where any two first do.
-    first, last = min(texts), max(texts)
-    pairs = enumerate(zip(first, last, strict=False))
-    length = next((index for index, (a, b) in pairs if a != b), min(len(first), len(last)))
-    cut = max(first.rfind(end, 0, length) for end in ends)
-    return first[: cut + 1]
+    start = commonprefix(list(texts))  # noqa: RUF071 (they are no paths)
+    return start[: max(map(start.rfind, ends)) + 1]

@@ -12,7 +12,7 @@ from pfl_bench.report import canvas, curves
 from pfl_bench.report.pictures import Box, box_of, draw_boxes
 from pfl_bench.report.results import format_value
 from pfl_bench.report.run_folder import RunRecord
-from pfl_bench.report.series import STEP, Chart, Curve, Rows, curve_of, is_evaluation, speaking
+from pfl_bench.report.series import STEP, Chart, Rows, curve_of, is_evaluation, speaking
 from pfl_bench.report.table import Table
 
 _MAX_HEADLINES = 4
@@ -180,11 +180,8 @@ def headline_keys(runs: Sequence[RunRecord]) -> list[str]:
     """
     logged = {key for run in runs for row in run.rounds for key in row if "/" in key}
     evaluated = sorted(filter(is_evaluation, logged))
-    wanted = [entry.metric for run in runs for entry in run.summary.expected]
-    if not wanted:
-        wanted = [name for run in runs for name in run.headlines]
     keys: list[str] = []
-    for metric in dict.fromkeys(wanted or ["test/accuracy"]):
+    for metric in _final_headlines(runs) or ["test/accuracy"]:
         base = metric.split("/", 1)[-1]
         same = [key for key in evaluated if key.split("/", 1)[1] == base]
         keys += [key for key in same if key.startswith("val/")][:1] or same[:1]
@@ -235,10 +232,13 @@ def small_multiples(
 ) -> Iterator[Panel]:
     """Draw one scalar of all rows: so many rows a picture, all with the same axis.
 
-    Of a picture's lines ``words`` gives what follows in its title, and then in its description.
+    It is logarithmic where the values want that and the chart has no limits. Of a picture's lines
+    ``words`` gives what follows in its title, and then in its description.
     """
+    log = chart.limits is None and curves.wants_log([one.curve for one in lines])
+    chart, title = replace(chart, log=log), f"{title} (logarithmic)" if log else title
     is_crowded = len(lines) > MAX_CURVES
-    if is_crowded and chart.limits is None and not chart.log:
+    if is_crowded and chart.limits is None and not log:
         ends = [value for one in lines for value in (*one.curve.low, *one.curve.high)]
         chart = replace(chart, limits=curves.limits(ends))
     for start in range(0, len(lines), MAX_CURVES):
@@ -254,23 +254,20 @@ def _panels(
     identifier: str, key: str, title: str, lines: Sequence[curves.Line], rows: Rows
 ) -> Iterator[Panel]:
     unit = rows[lines[0].name][0].step_unit
-    every = [line.curve for line in lines]
-    top = _top(every) if key.startswith("privacy/epsilon") else None
-    log = top is None and curves.wants_log(every)
-    chart = Chart(STEP, unit, key, log=log, limits=None if top is None else (0.0, top))
+    top = _top(lines) if key.startswith("privacy/epsilon") else None
+    chart = Chart(STEP, unit, key, limits=None if top is None else (0.0, top))
 
     def words(part: Sequence[curves.Line]) -> tuple[str, str]:
         ends = (f"{one.name} {one.curve.y[-1]:.4g} at {unit} {one.curve.x[-1]:g}" for one in part)
         return _out_of_view(part, top, rows, key), f"; last values: {', '.join(ends)}"
 
-    title = f"{title} (logarithmic)" if log else title
     points = curves.points_for(len(lines))
     return small_multiples(identifier, title, chart, lines, words, points)
 
 
-def _top(drawn: Sequence[Curve]) -> float | None:
+def _top(drawn: Sequence[curves.Line]) -> float | None:
     """Upper end of an axis of epsilons that not all curves fit on; None where all do."""
-    highest = [max(one.high) for one in drawn]
+    highest = [max(one.curve.high) for one in drawn]
     within = [value for value in highest if value <= _MAX_EPSILON]
     return 1.08 * max(within) if 0 < len(within) < len(highest) else None
 

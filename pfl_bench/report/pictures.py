@@ -55,18 +55,11 @@ def draw_points(identifier: str, points: Sequence[Point]) -> Picture:
         for place, point in enumerate(points):
             color = PALETTE[point.style % len(PALETTE)]
             # Nothing sent or computed has no place on a scale of powers.
-            axes.plot(
-                [max(point.price.bytes_up, 1.0)],
-                [max(point.price.flops, 1.0)],
-                marker=_MARKERS[point.style % len(_MARKERS)],
-                linestyle="none",
-                markersize=9,
-                markeredgewidth=1.8,
-                markeredgecolor=color,
-                markerfacecolor=color if point.price.num_reached else "none",
-                gid=f"point{place}",
-                label=point.label if point.price.num_reached else f"{point.label} (not reached)",
-            )
+            x, y = max(point.price.bytes_up, 1.0), max(point.price.flops, 1.0)
+            is_full, marker = point.price.num_reached > 0, _MARKERS[point.style % len(_MARKERS)]
+            label = point.label if is_full else f"{point.label} (not reached)"
+            look = {"markersize": 9, "markeredgewidth": 1.8, "label": label}
+            _mark(axes, place, (x, y), color, is_full, marker=marker, **look)
         axes.set(xscale="log", yscale="log")
         axes.margins(0.12)
         _label_powers(axes.xaxis, bytes_text)
@@ -76,6 +69,15 @@ def draw_points(identifier: str, points: Sequence[Point]) -> Picture:
 
     titles = {f"point{place}": text for place, text in enumerate(texts)}
     return Picture(identifier, "; ".join(texts), paint, (6.8, 3.3), titles)
+
+
+def _mark(
+    axes: Axes, place: int, at: tuple[float, float], color: str, is_full: bool, **look: Any
+) -> None:
+    """Draw the mark of the row at a place, which is that of its title too."""
+    face = color if is_full else "none"
+    look |= {"linestyle": "none", "markeredgecolor": color, "markerfacecolor": face}
+    axes.plot(*at, gid=f"point{place}", **look)
 
 
 def _label_powers(axis: Axis, text_of: Callable[[float], str]) -> None:
@@ -105,16 +107,8 @@ def draw_front(
                 axes.step(x, y, color=color, where="post", label=f"front, {unit}-level")
             for place, (_, epsilon, utility, whom, is_on) in enumerate(rows):
                 if whom == unit:
-                    axes.plot(
-                        [epsilon],
-                        [utility],
-                        marker=marker,
-                        linestyle="none",
-                        markersize=6,
-                        markeredgecolor=color,
-                        markerfacecolor=color if is_on else "none",
-                        gid=f"point{place}",
-                    )
+                    at = (epsilon, utility)
+                    _mark(axes, place, at, color, is_on, marker=marker, markersize=6)
         axes.set_xscale("log")
         axes.margins(0.08)
         _label_powers(axes.xaxis, "{:g}".format)

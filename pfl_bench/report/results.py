@@ -107,19 +107,18 @@ def epsilon_cell(epsilon: float | None, delta: float | None, unit: str = "") -> 
 
 
 def _published(row: RowResult) -> Cell:
-    if row.published_sd is None:
-        return Cell(format_value(row.published), row.published)
-    spread = f"{format_value(row.published)} ± {format_value(row.published_sd)}"
-    return Cell(spread, row.published, f"{row.published_seeds} seeds")
+    seeds = "" if row.published_sd is None else f"{row.published_seeds} seeds"
+    return Cell(with_spread(row.published, row.published_sd), row.published, seeds)
 
 
 def format_mean(mean: float | None, sd: float | None, seeds: str) -> Cell:
     """A mean over seeds, said to be over ``seeds``; with an sd, beside that."""
-    if mean is None:
-        return Cell("-")
-    if sd is None:
-        return Cell(format_value(mean), detail=seeds)
-    return Cell(f"{format_value(mean)} ± {format_value(sd)}", detail=seeds)
+    return Cell("-") if mean is None else Cell(with_spread(mean, sd), detail=seeds)
+
+
+def with_spread(mean: float | None, sd: float | None) -> str:
+    """Write a mean, and beside it its standard deviation if there is one."""
+    return format_value(mean) + ("" if sd is None else f" ± {format_value(sd)}")
 
 
 def _footnote(row: RowResult) -> str:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pfl_bench.config.schema import TRAINERS
+from pfl_bench.config.schema import TRAINERS, setting_of
 from pfl_bench.config.yaml_text import parse_yaml
 from pfl_bench.data import held_task
-from pfl_bench.files import read_json, read_metrics, read_text
+from pfl_bench.files import check_run_folder, read_json, read_metrics, read_text
 from pfl_bench.metrics import MetricDirections
 from pfl_bench.runs.rows import headline_metrics, mark_edited, results_key
 from pfl_bench.types import RunFolderError, RunSummary, as_float
@@ -150,17 +150,8 @@ def each_run_once(runs: Iterable[RunRecord]) -> list[RunRecord]:
 
 def read_run(path: Path) -> RunRecord:
     """Read a run folder; a missing ``summary.json`` means an unfinished run."""
-    if not path.is_dir():
-        what = "is not a folder" if path.exists() else "does not exist"
-        raise RunFolderError(
-            f"run folder {path} {what}; expected the folder that `pfl-bench run --out` wrote"
-        )
+    check_run_folder(path)
     config_path = path / "config.yaml"
-    if not config_path.is_file():
-        raise RunFolderError(
-            f"{path} has no config.yaml, so it is not a run folder; expected config.yaml and "
-            "metrics.jsonl as `pfl-bench run` writes them (for several runs name each folder)"
-        )
     config_text = read_text(config_path)
     try:
         config = parse_yaml(config_text)
@@ -219,11 +210,12 @@ def _planned(
 ) -> RunSummary:
     """The summary of an unfinished run: its configuration and data, without any outcome."""
     seed, data = config.get("seed"), environment.get("data") or {}
+    privacy = config.get("privacy")
     expected = config.get("expected") or []
     return RunSummary.of(
         {
             "name": str(config.get("name") or path.name),
-            "setting": _setting(config),
+            "setting": setting_of(config, privacy.get("mechanism") or {} if privacy else None),
             "task": (config.get("task") or {}).get("name"),
             "variant": str(data.get("variant", "-")),
             "seed": seed if isinstance(seed, int) else 0,
@@ -238,16 +230,6 @@ def _planned(
             "data": data,
         }
     )
-
-
-def _setting(config: Mapping[str, Any]) -> str:
-    private = bool(config.get("privacy"))
-    for alone in ("local", "multitask"):
-        if config.get(alone):
-            return alone
-    if config.get("central"):
-        return "central_dp" if private else "central"
-    return "private_federated" if private else "federated"
 
 
 def _summary(path: Path, document: Mapping[str, Any], config: Mapping[str, Any]) -> RunSummary:

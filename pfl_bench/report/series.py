@@ -142,21 +142,15 @@ def numbers(rows: Rows, kept: Sequence[str] = ()) -> str:
 
 def _varying(rows: Rows, kept: Sequence[str]) -> list[str]:
     """Scalars that change in some run, those of evaluation first."""
-    varying = set()
+    varying = {*kept}
     for runs in rows.values():
         for run in runs:
-            seen: dict[str, float] = {}
-            for line in run.rounds:
-                for key, value in line.items():
-                    number = None if key == "round" else as_float(value)
-                    if number is None or not math.isfinite(number):
-                        continue
-                    if seen.setdefault(key, number) != number:
-                        varying.add(key)
-    wanted = {key for key in varying if not is_spread(key)} | {*kept}
+            logged = {key for line in run.rounds for key in line} - {"round"}
+            numbers = {key: _finite(run, key) for key in logged if not is_spread(key)}
+            varying |= {key for key, found in numbers.items() if len({*found.values()}) > 1}
     order = ("test", "val", "train", "privacy", "systems", "time")
     ranks = {name: rank for rank, name in enumerate(order)}
-    return sorted(wanted, key=lambda key: (ranks.get(key.partition("/")[0], 2), key))
+    return sorted(varying, key=lambda key: (ranks.get(key.partition("/")[0], 2), key))
 
 
 def _thinned(runs: Sequence[RunRecord], most: int) -> Iterator[Sequence[int]]:

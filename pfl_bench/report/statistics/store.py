@@ -160,9 +160,7 @@ def size_statistics(sizes: NDArray[np.int64]) -> dict[str, Any]:
         "sd": sd,
         "min": int(sizes.min()),
         "max": int(sizes.max()),
-        "percentiles": {
-            str(rank): float(value) for rank, value in zip(PERCENTILES, percentiles, strict=True)
-        },
+        "percentiles": dict(zip(map(str, PERCENTILES), percentiles.tolist(), strict=True)),
         "skewness": float((((sizes - mean) / sd) ** 3).mean()) if sd > 0 else None,
     }
 

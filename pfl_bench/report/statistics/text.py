@@ -166,53 +166,36 @@ def _column_row(name: str, column: Mapping[str, Any]) -> list[str]:
     counts: Counter[str] = Counter()
     for split in column["splits"].values():
         counts.update(split["counts"])
-    commonest = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    return [
-        name,
-        "-" if column["named"] is None else f"{column['named']:,}",
-        *(f"{split['distinct']:,}" for split in column["splits"].values()),
-        _first([f"{value}:{count}" for value, count in commonest], _TABLE_VALUES),
-    ]
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    commonest = _first([f"{value}:{count}" for value, count in ordered], _TABLE_VALUES)
+    named = "-" if column["named"] is None else f"{column['named']:,}"
+    distinct = (f"{split['distinct']:,}" for split in column["splits"].values())
+    return [name, named, *distinct, commonest]
 
 
 def _size_row(name: str, split: Mapping[str, Any]) -> list[str]:
     sizes = split["examples_per_user"]
+    counts = [f"{split[key]:,}" for key in ("users", "examples")]
+    mean, sd, skewness = (_decimal(sizes[key]) for key in ("mean", "sd", "skewness"))
     percentiles = [f"{sizes['percentiles'][str(rank)]:g}" for rank in PERCENTILES]
-    return [
-        name,
-        f"{split['users']:,}",
-        f"{split['examples']:,}",
-        _decimal(sizes["mean"]),
-        _decimal(sizes["sd"]),
-        str(sizes["min"]),
-        *percentiles,
-        str(sizes["max"]),
-        _decimal(sizes["skewness"]),
-    ]
+    least, most = str(sizes["min"]), str(sizes["max"])
+    return [name, *counts, mean, sd, least, *percentiles, most, skewness]
 
 
 def _label_row(name: str, labels: Mapping[str, Any]) -> list[str]:
     counts: dict[str, int] = labels["counts"]
-    return [
-        name,
-        f"{sum(counts.values()):,}",
-        str(len(counts)),
-        _decimal(labels["mean_distinct_per_user"]),
-        _decimal(labels["mean_total_variation"]),
-        _highest({label: (count, f"{count}") for label, count in counts.items()}),
-    ]
+    means = ("mean_distinct_per_user", "mean_total_variation")
+    commonest = _highest({label: (count, f"{count}") for label, count in counts.items()})
+    total, distinct = f"{sum(counts.values()):,}", str(len(counts))
+    return [name, total, distinct, *(_decimal(labels[key]) for key in means), commonest]
 
 
 def _share_row(name: str, labels: Mapping[str, Any]) -> list[str]:
     shares: dict[str, float] = labels["share_of_users"]
     if not shares:
         return [name, "-", "-", "-"]
-    return [
-        name,
-        f"{min(shares.values()):.1%}",
-        f"{max(shares.values()):.1%}",
-        _highest({label: (share, f"{share:.1%}") for label, share in shares.items()}),
-    ]
+    widespread = _highest({label: (share, f"{share:.1%}") for label, share in shares.items()})
+    return [name, f"{min(shares.values()):.1%}", f"{max(shares.values()):.1%}", widespread]
 
 
 def _highest(values: Mapping[str, tuple[float, str]]) -> str:

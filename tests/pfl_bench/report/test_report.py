@@ -342,7 +342,7 @@ def test_runs_below_a_folder_are_reported(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        ({"config.yaml": None}, "has no config.yaml, so it is not a run folder"),
+        ({"config.yaml": None}, r"not a run folder \(it has no config.yaml"),
         ({"config.yaml": "a: [1"}, "config.yaml is not YAML"),
         ({"config.yaml": "- 1\n"}, "config.yaml holds list, expected a mapping"),
         ({"summary.json": '{"format_version": 1,'}, r"summary.json is not JSON .*line 1"),
@@ -369,7 +369,7 @@ def test_damage_is_named(tmp_path: Path, damage: dict[str, Any], message: str) -
 
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(RunFolderError, match="nowhere does not exist; expected the folder"):
+    with pytest.raises(RunFolderError, match=r"nowhere: not a run folder \(it does not exist"):
         write_report([tmp_path / "nowhere"], tmp_path / "a.html")
     with pytest.raises(RunFolderError, match="no run folder to report on"):
         write_report([], tmp_path / "a.html")
