@@ -20,6 +20,7 @@ import torch
 from pydantic import BaseModel
 
 from pfl_bench import plugins
+from pfl_bench.cli.list import LISTED
 from pfl_bench.cli.plugin_checks import SkippedError, module_checks
 from pfl_bench.cli.speech import answer_json, write
 from pfl_bench.config.loading import load_config
@@ -41,11 +42,7 @@ Outcome = Literal["passed", "failed", "skipped"]
 _ROUNDS, _KILLED, _EVERY = 6, 4, 2
 _SMALL_BATCH = 7
 _TOLERANCE = 1e-4
-_IN_ROWS = (
-    *(plugins.ALGORITHM, plugins.AGGREGATION, plugins.COMPRESSION, plugins.SELECTION),
-    *(plugins.DEVICES, plugins.MECHANISM, plugins.ATTACK, plugins.TASK, plugins.METRIC),
-    plugins.TRACKER,
-)
+_IN_ROWS = {*LISTED.values()} - {plugins.ENGINE, plugins.LAUNCHER}
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from pfl_bench.cli.python_calls import in_python, override_texts, silence
 from pfl_bench.cli.show import look
 from pfl_bench.config.bundled_rows import locate
 from pfl_bench.config.sweeps import load_sweep
-from pfl_bench.files import given_path, read_json
+from pfl_bench.files import given_path
 from pfl_bench.types import RunFolderError
 
 
@@ -152,30 +152,19 @@ def sweep(
     Raises:
         UserInputError: The sweep is wrong, or a run was refused.
     """
-    from pfl_bench.cli.sweep import best_first, run_selection, run_sweep
-    from pfl_bench.cli.sweep_results import result_of
-    from pfl_bench.runs.selection import drawn_trials
+    from pfl_bench.cli.sweep import run_sweep
 
     path, home = locate(str(given_path(file, "file")), folder=False), given_path(out, "out")
     texts = override_texts(overrides)
-    loaded, results = load_sweep(path, texts), []
+    loaded = load_sweep(path, texts)
     arguments = build_parser().parse_args(["sweep", str(path), *texts, "--out", str(home)])
     told = io.StringIO()
     quiet = contextlib.nullcontext() if show_progress else contextlib.redirect_stderr(told)
     with contextlib.redirect_stdout(io.StringIO()), quiet:
-        if loaded.selection is not None:
-            code = run_selection(loaded, arguments, home)
-        else:
-            ran = run_sweep(loaded, arguments, home)
-            code, results = ran.code, ran.results
-    if code != EXIT_DONE:
+        ran = run_sweep(loaded, arguments, home)
+    if ran.code != EXIT_DONE:
         said = told.getvalue().strip().splitlines()
         raise RunFolderError("\n".join(["sweep: a run failed", *said[-4:]]))
-    if loaded.selection is not None:
-        trials = drawn_trials(loaded, home)[0]
-        summaries: list[Any] = [read_json(home / one.slug / "summary.json") for one in trials]
-        results = [result_of(one, made) for one, made in zip(trials, summaries, strict=True)]
-        results = best_first(loaded, results, summaries)
     return [
         {
             "number": result.combination.number,
@@ -186,7 +175,7 @@ def sweep(
             "epsilon_actual": result.epsilons[1],
             "folder": str(home / result.combination.slug),
         }
-        for result in results
+        for result in ran.results
     ]
 
 

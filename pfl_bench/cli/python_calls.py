@@ -56,16 +56,9 @@ def folders_of(plugins: Sequence[str | Path]) -> list[Path]:
     return [given_path(folder, "plugins") for folder in plugins]
 
 
-class _Nowhere(io.TextIOBase):
-    """A stream that forgets what is written."""
-
-    def write(self, text: str) -> int:
-        return len(text)
-
-
 def silence(show_progress: bool) -> contextlib.AbstractContextManager[object]:
     """Keep what a run says to a person off standard error, unless it is asked for."""
-    return contextlib.nullcontext() if show_progress else contextlib.redirect_stderr(_Nowhere())
+    return contextlib.nullcontext() if show_progress else contextlib.redirect_stderr(io.StringIO())
 
 
 def override_texts(overrides: Mapping[str, Any]) -> list[str]:

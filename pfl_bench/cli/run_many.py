@@ -16,7 +16,8 @@ from pfl_bench.cli.main import EXIT_DONE, EXIT_FAILED, EXIT_INPUT, attempt
 from pfl_bench.cli.speech import answer_json, print_table, say
 from pfl_bench.config.errors import Given
 from pfl_bench.config.loading import ResolvedConfig, load_config, resolve
-from pfl_bench.config.row_overrides import fit_overrides
+from pfl_bench.config.schema import TRAINERS
+from pfl_bench.config.yaml_text import read_yaml
 from pfl_bench.types import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
@@ -64,6 +65,36 @@ def with_seeds(
         more = range(first.config.seed + 1, first.config.seed + seeds)
         found[row] = [first, *(load_config(row, [*own, f"seed={seed}"]) for seed in more)]
     return found
+
+
+def fit_overrides(
+    rows: Iterable[Path], overrides: Sequence[str]
+) -> tuple[dict[Path, list[str]], list[str]]:
+    """Tell which overrides each of several rows takes.
+
+    ``federated.num_rounds=2`` is for federated rows: a central row beside them stays as it is, as
+    does one without privacy under ``privacy.epsilon=2``. An override that is for none of the rows
+    is given to all, where it is refused.
+
+    Returns:
+        The overrides of each row; and, for a person, which are not applied to which rows.
+    """
+    trees = {row: read_yaml(row) for row in rows}
+    fitting: dict[Path, list[str]] = {row: [] for row in trees}
+    left_out = []
+    for text in overrides:
+        section = text.partition(".")[0].strip()
+        is_optional = section in (*TRAINERS, "privacy")
+        without = [row for row, tree in trees.items() if is_optional and tree.get(section) is None]
+        if len(without) == len(trees):
+            without = []
+        for row in trees:
+            if row not in without:
+                fitting[row].append(text)
+        if without:
+            names = ", ".join(str(row) for row in without)
+            left_out.append(f"{text}: not applied to rows without a section {section}: {names}")
+    return fitting, left_out
 
 
 def check_names(configurations: Iterable[ResolvedConfig]) -> None:

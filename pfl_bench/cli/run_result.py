@@ -158,19 +158,16 @@ class RunResult:
         import torch
 
         from pfl_bench.federated.parts import build_model, build_task
-        from pfl_bench.runs.checkpoint import load_latest
+        from pfl_bench.runs.shadows import released_model
 
         add_folders(plugins)
-        state = load_latest(self.folder / "checkpoints")
-        if state is None:
-            raise RunFolderError(f"{self.folder}: has no checkpoint, which the model is read from")
+        vector, buffers = released_model(self.folder)
         resolved = load_config(self.folder / "config.yaml")
         cpu = torch.device("cpu")
         model = build_model(resolved, build_task(resolved, cpu), cpu)
-        best = state.get("best")
-        model.vector.copy_(state["trainer"]["central"] if best is None else best["vector"])
-        if best is not None:
-            model.load_buffers(best["buffers"])
+        model.vector.copy_(vector)
+        if buffers is not None:
+            model.load_buffers(buffers)
         return model.module.eval()
 
 

@@ -187,13 +187,9 @@ def _planned_privacy(resolved: ResolvedConfig) -> Iterator[str]:
         cohort=federated.cohort_size,
         noise_cohort=noise_cohort,
         users=privacy.population_size,
-        sampling=federated.sampling,
-        separation=federated.separation,
-        max_participations=federated.max_participations,
-        delta=privacy.delta,
-        epsilon=privacy.epsilon,
         rounds=federated.num_rounds,
-        accountant=privacy.accountant,
+        **federated.model_dump(include={"sampling", "separation", "max_participations"}),
+        **privacy.model_dump(include={"delta", "epsilon", "accountant"}),
     )
     cohorts, rounds = (federated.cohort_size, noise_cohort), federated.num_rounds
     composition = composition_of(
@@ -240,14 +236,11 @@ def epsilon_lines(simulated: Accounted, actual: Accounted | None) -> Iterator[st
 
 def cost_lines(cost: Cost) -> Iterator[str]:
     """Lines with the expected cost of training."""
-    steps = f"{cost.steps:,} {cost.unit}s"
+    clients, work = "", f"optimizer steps an {cost.unit}"
     if cost.clients is not None:
-        steps += f", about {cost.clients:,} clients in each"
-    yield from _wrapped(steps)
-    if cost.clients is None:
-        yield from _wrapped(f"about {cost.local_steps:.4g} optimizer steps an {cost.unit}")
-    else:
-        yield from _wrapped(f"about {cost.local_steps:.4g} local steps a client in each")
+        clients, work = f", about {cost.clients:,} clients in each", "local steps a client in each"
+    yield from _wrapped(f"{cost.steps:,} {cost.unit}s{clients}")
+    yield from _wrapped(f"about {cost.local_steps:.4g} {work}")
     amounts = f"about {flops_text(cost.flops)} computed"
     if cost.bytes_down is not None:
         amounts += f", {bytes_text(cost.bytes_down)} received by clients"

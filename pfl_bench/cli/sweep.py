@@ -52,8 +52,6 @@ def main(arguments: argparse.Namespace) -> int:
     out = Path(arguments.out or Path("runs") / run_many.short_name(path).with_suffix(""))
     # A heading that there is not is told before anything runs.
     table_of(sweep, []).with_columns(arguments.columns, arguments.format)
-    if sweep.selection is not None:
-        return run_selection(sweep, arguments, out)
     return run_sweep(sweep, arguments, out).code
 
 
@@ -62,7 +60,8 @@ class Ran:
     """The runs of a sweep.
 
     Attributes:
-        results: Of those that may be chosen, the best first; of the last step of halving.
+        results: Of those that may be chosen, the best first: of the last step of halving, or of all
+            trials of a selection.
         runs: All of them, with their summaries; None for one that is not finished.
         is_whole: Whether every run is finished that the choice rests on.
     """
@@ -74,7 +73,9 @@ class Ran:
 
 
 def run_sweep(sweep: LoadedSweep, arguments: argparse.Namespace, out: Path) -> Ran:
-    """Run what is not done of a sweep without a selection; print and save table and joint price."""
+    """Run what is not done of a sweep; print and save its table, and what it costs."""
+    if sweep.selection is not None:
+        return _run_selection(sweep, arguments, out)
     ran = (_run if sweep.optuna is None else _run_proposed)(sweep, arguments, out)
     if ran.results:
         run_many.save_table(out, table_of(sweep, ran.results), arguments, str(arguments.sweep))
@@ -88,6 +89,16 @@ def _stream(arguments: argparse.Namespace) -> TextIO:
     return sys.stdout if arguments.format in (None, "md") else sys.stderr
 
 
+def _train(
+    points: Sequence[Combination], arguments: argparse.Namespace, out: Path
+) -> tuple[run_many.Batch, _Runs, list[Result]]:
+    """Run the points that are not done; give all of them, and the results of finished ones."""
+    plans = [(out / point.slug, point.resolved) for point in points]
+    batch = run_many.run_all(plans, arguments, out)
+    runs = list(zip(points, batch.summaries, strict=True))
+    return batch, runs, [result_of(one, summary) for one, summary in runs if summary is not None]
+
+
 def _run(sweep: LoadedSweep, arguments: argparse.Namespace, out: Path) -> Ran:
     """Run the combinations; by halving, the best of them for more rounds."""
     chosen = list(_choose(sweep, arguments.only))
@@ -97,11 +108,8 @@ def _run(sweep: LoadedSweep, arguments: argparse.Namespace, out: Path) -> Ran:
         length = "" if rounds is None else f" for {rounds}"
         total = len(sweep.combinations)
         say(f"{sweep.path}: {len(short)} of {total} combinations{length}")
-        plans = [(out / combination.slug, combination.resolved) for combination in short]
-        batch = run_many.run_all(plans, arguments, out)
-        pairs = list(zip(short, batch.summaries, strict=True))
-        runs += pairs
-        results = [result_of(one, summary) for one, summary in pairs if summary is not None]
+        batch, ran, results = _train(short, arguments, out)
+        runs += ran
         is_whole = len(results) == len(short) and arguments.only is None
         results = best_first(sweep, results, batch.summaries)
         if not is_whole or rounds is None:
@@ -128,12 +136,9 @@ def _run_proposed(sweep: LoadedSweep, arguments: argparse.Namespace, out: Path) 
         new = {point.slug: point for point in points if point.slug not in runs}
         if new:
             say(f"{sweep.path}: {asked} of {trials} trials: {', '.join(new)}")
-            plans = [(out / slug, point.resolved) for slug, point in new.items()]
-            batch = run_many.run_all(plans, arguments, out)
-            for point, summary in zip(new.values(), batch.summaries, strict=True):
-                runs[point.slug] = point, summary
-                if summary is not None:
-                    results[point.slug] = result_of(point, summary)
+            batch, ran, finished = _train(list(new.values()), arguments, out)
+            runs |= {point.slug: (point, summary) for point, summary in ran}
+            results |= {one.combination.slug: one for one in finished}
             summaries = tuple(summary for _, summary in runs.values())
             code = replace(batch, summaries=summaries).exit_code()
         if len(results) == len(runs):
@@ -207,7 +212,7 @@ def _price(sweep: LoadedSweep, ran: _Runs, out: Path) -> list[str]:
     ]
 
 
-def run_selection(sweep: LoadedSweep, arguments: argparse.Namespace, out: Path) -> int:
+def _run_selection(sweep: LoadedSweep, arguments: argparse.Namespace, out: Path) -> Ran:
     """Draw the trials of a sweep with a selection, run what is not done, and record the best.
 
     Guarantee: see ``pfl_bench.runs.selection``.
@@ -226,21 +231,21 @@ def run_selection(sweep: LoadedSweep, arguments: argparse.Namespace, out: Path) 
             f"counts on that. {_selection_price(record)}",
             stream,
         )
-        return EXIT_DONE
-    plans = [(out / trial.slug, trial.resolved) for trial in trials]
-    batch = run_many.run_all(plans, arguments, out)
-    results = [
-        result_of(trial, summary)
-        for trial, summary in zip(trials, batch.summaries, strict=True)
-        if summary is not None
-    ]
+        return Ran([], [], True, EXIT_DONE)
+    batch, runs, results = _train(trials, arguments, out)
+    ran = Ran(
+        best_first(sweep, results, batch.summaries),
+        runs,
+        len(results) == len(trials),
+        batch.exit_code(),
+    )
     if not results:
-        return batch.exit_code()
+        return ran
     run_many.save_table(out, table_of(sweep, results), arguments, str(arguments.sweep))
     chosen = best_of(
         [result.value for result in results], is_lower_better(sweep.metric, batch.summaries)
     )
-    if len(results) < len(trials):
+    if not ran.is_whole:
         words = [f"{len(results)} of {len(trials)} trials are done: nothing is chosen before all."]
     elif chosen is None:
         words = [f"No trial measured {sweep.metric} as a number: nothing is chosen."]
@@ -248,7 +253,7 @@ def run_selection(sweep: LoadedSweep, arguments: argparse.Namespace, out: Path) 
         record_choice(record, trials, chosen, results[chosen].value, out)
         words = _selection_words(sweep, record, trials[chosen], out)
     write("\n" + "\n\n".join(words), stream)
-    return batch.exit_code()
+    return ran
 
 
 def _selection_words(

@@ -47,15 +47,12 @@ def main(arguments: argparse.Namespace) -> int:
     shown = folder if view is None else view.folder
     runs = Path(arguments.out) if arguments.out else Path("runs") / run_many.short_name(shown)
     out = runs
-    # Every row is checked before the first one runs: a typo in the last costs no hours.
-    if view is None:
-        plans = _plans_of_rows(folder, runs, arguments)
-    else:
-        plans = _plans(view, runs, arguments)
-        here = view.path.parent
-        out = Path("runs") / run_many.short_name(here)
+    if view is not None:
+        out = Path("runs") / run_many.short_name(folder)
         if arguments.out:
-            out = runs / f"view-{here.resolve().name}"
+            out = runs / f"view-{folder.resolve().name}"
+    # Every row is checked before the first one runs: a typo in the last costs no hours.
+    plans = _plans(folder, view, runs, arguments)
     batch = run_many.run_all([(plan.folder, plan.resolved) for plan in plans], arguments, runs)
     done = [
         (plan, _with_the_views_cells(plan, summary))
@@ -68,9 +65,41 @@ def main(arguments: argparse.Namespace) -> int:
     return batch.exit_code() or (EXIT_FAILED if has_failed else EXIT_DONE)
 
 
-def _plans_of_rows(folder: Path, runs: Path, arguments: argparse.Namespace) -> list[_Plan]:
+def _plans(
+    folder: Path, view: LoadedView | None, runs: Path, arguments: argparse.Namespace
+) -> list[_Plan]:
+    """The runs of a folder's rows, or of those that its view shows, which were checked."""
     from pfl_bench.report.results import results_table
 
+    only, shown = arguments.only, {} if view is None else {row.row: row for row, _ in view.rows}
+    if view is None:
+        rows = _rows_of(folder)
+    else:
+        rows = {row.row: file for row, file in view.rows}
+        only = {row.label: name for name, row in shown.items() if row.label}.get(only, only)
+    if only is not None:
+        rows = dict([run_many.choose(rows, only, folder)])
+    configurations = run_many.with_seeds(rows.values(), arguments.overrides, arguments.seeds)
+    plans = [
+        _Plan(shown.get(name), runs / name / f"seed-{resolved.config.seed}", resolved)
+        for name, file in rows.items()
+        for resolved in configurations[file]
+    ]
+    if view is None:
+        # A heading that there is not is told before anything runs.
+        results_table([]).with_columns(arguments.columns, arguments.format)
+    for plan in plans:
+        if view is not None and plan.row is not None:
+            check_measured(view, plan.row, plan.resolved.config)
+    run_many.check_names(plan.resolved for plan in plans)
+    # Of the seeds of a row one is enough.
+    for plan in {plan.resolved.source: plan for plan in plans}.values():
+        if view is not None and plan.row is not None:
+            _check_cells(view, plan.row, plan)
+    return plans
+
+
+def _rows_of(folder: Path) -> dict[str, Path]:
     rows = rows_below(folder)
     if not rows:
         sweeps = ", ".join(str(path) for path in sorted(folder.glob("*.yaml")))
@@ -78,40 +107,7 @@ def _plans_of_rows(folder: Path, runs: Path, arguments: argparse.Namespace) -> l
         hint = f"make one: pfl-bench copy demo/federated.yaml {copied}"
         hint = f"run a sweep with pfl-bench sweep: {sweeps}" if sweeps else hint
         raise ConfigError(f"{folder}: holds no row (*.yaml); {hint}")
-    if arguments.only is not None:
-        rows = dict([run_many.choose(rows, arguments.only, folder)])
-    configurations = run_many.with_seeds(rows.values(), arguments.overrides, arguments.seeds)
-    plans = [
-        _Plan(None, runs / name / f"seed-{resolved.config.seed}", resolved)
-        for name, row in rows.items()
-        for resolved in configurations[row]
-    ]
-    run_many.check_names(plan.resolved for plan in plans)
-    # A heading that there is not is told before anything runs.
-    results_table([]).with_columns(arguments.columns, arguments.format)
-    return plans
-
-
-def _plans(view: LoadedView, runs: Path, arguments: argparse.Namespace) -> list[_Plan]:
-    rows = view.rows
-    if arguments.only is not None:
-        names = {row.row: file for row, file in rows}
-        wanted = next((row.row for row, _ in rows if row.label == arguments.only), arguments.only)
-        name, _ = run_many.choose(names, wanted, view.path.parent)
-        rows = tuple((row, file) for row, file in rows if row.row == name)
-    plans: list[_Plan] = []
-    last: dict[str, tuple[ViewRow, _Plan]] = {}
-    files = [file for _, file in rows]
-    configurations = run_many.with_seeds(files, arguments.overrides, arguments.seeds)
-    for row, file in rows:
-        for resolved in configurations[file]:
-            check_measured(view, row, resolved.config)
-            plans.append(_Plan(row, runs / row.row / f"seed-{resolved.config.seed}", resolved))
-            last[row.row] = row, plans[-1]
-    run_many.check_names(plan.resolved for plan in plans)
-    for row, plan in last.values():
-        _check_cells(view, row, plan)
-    return plans
+    return rows
 
 
 def _check_cells(view: LoadedView, row: ViewRow, plan: _Plan) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType, UnionType
@@ -17,8 +17,8 @@ from pfl_bench.config.row_differences import is_harmless
 from pfl_bench.config.schema import RunConfig
 from pfl_bench.types import did_you_mean
 
-# A type as an annotation has it, and the constraints that belong to it.
-_Allowed = tuple[Any, tuple[Any, ...]]
+# The types of an annotation, several of a union, each with the constraints that belong to it.
+_Allowed = list[tuple[Any, tuple[Any, ...]]]
 # Faults that another value may have caused than the one they are found at.
 _BETWEEN_VALUES = frozenset(
     {"value_error", "missing", "extra_forbidden", "union_tag_invalid", "union_tag_not_found"}
@@ -86,9 +86,7 @@ class Given:
         return f"{place}: {dotted}: " if dotted else f"{place}: "
 
 
-def _explain(
-    detail: Any, keys: Sequence[str], allowed: _Allowed | None, model: type[BaseModel]
-) -> str:
+def _explain(detail: Any, keys: Sequence[str], allowed: _Allowed, model: type[BaseModel]) -> str:
     kind, given = detail["type"], detail.get("input")
     if kind == "extra_forbidden":
         siblings = _fields_at(model, detail["loc"][:-1])
@@ -106,17 +104,11 @@ def _explain(
         return str(detail["ctx"]["error"]) + (shown if is_plain else "")
     if kind not in get_args(ErrorType):
         return str(detail["msg"])  # a plug-in's own
-    if allowed is None:
+    if not allowed:
         return f"is not allowed{shown}"
-    words = _words(*allowed)
-    choices = [
-        value
-        for kind, _ in _kinds(*allowed)
-        if _origin(kind) is Literal
-        for value in get_args(kind)
-        if isinstance(value, str)
-    ]
-    return f"must be {words}{shown}{did_you_mean(given, choices)}"
+    literals = [get_args(kind) for kind, _ in allowed if _origin(kind) is Literal]
+    choices = [value for values in literals for value in values if isinstance(value, str)]
+    return f"must be {_words(allowed)}{shown}{did_you_mean(given, choices)}"
 
 
 def _shown(given: Any) -> str:
@@ -127,27 +119,23 @@ def _shown(given: Any) -> str:
     return repr(given) if isinstance(given, (str, float)) else json.dumps(given)
 
 
-def _find(model: type[BaseModel], loc: Sequence[int | str]) -> tuple[list[str], _Allowed | None]:
+def _find(model: type[BaseModel], loc: Sequence[int | str]) -> tuple[list[str], _Allowed]:
     """Follow the place of an error: the keys up to a value, and what is allowed there.
 
     What pydantic appends for the parts of a union, and the tag of a chosen one, are no keys.
     """
     keys: list[str] = []
-    here: _Allowed | None = (model, ())
+    here: _Allowed = [(model, ())]
     for part in loc:
-        below = None if here is None else _below(here, part)
-        if below is None:
-            tagged = [] if here is None else [k for k, _ in _kinds(*here) if _tag(k) == part]
-            if tagged:
-                here = (tagged[0], ())
-                continue
-            if here is not None and "[" in str(part) and len(list(_kinds(*here))) > 1:
-                continue
-            if here is None or not _is_open(here):
-                # An unknown key ends here too.
-                return [*keys, str(part)] if _is_section(here) else keys, here
-        keys.append(str(part))
-        here = below
+        tagged: _Allowed = [(kind, ()) for kind, _ in here if _tag(kind) == part]
+        if below := _below(here, part):
+            keys.append(str(part))
+            here = below
+        elif tagged:
+            here = tagged[:1]
+        elif "[" not in str(part) or len(here) < 2:
+            # An unknown key ends here too.
+            return [*keys, str(part)] if _section(here) else keys, here
     return keys, here
 
 
@@ -156,44 +144,34 @@ def _origin(kind: Any) -> Any:
     return get_origin(kind)
 
 
-def _is_section(here: _Allowed | None) -> bool:
-    return here is not None and any(_is_model(kind) for kind, _ in _kinds(*here))
-
-
-def _is_open(here: _Allowed) -> bool:
-    return any(_origin(kind) is dict for kind, _ in _kinds(*here))
-
-
 def _is_model(kind: Any) -> TypeGuard[type[BaseModel]]:
     return isinstance(kind, type) and issubclass(kind, BaseModel)
 
 
-def _below(here: _Allowed, part: int | str) -> _Allowed | None:
-    """Annotation of the values below a key of a section, or of a list's items."""
-    for kind, _ in _kinds(*here):
+def _below(here: _Allowed, part: int | str) -> _Allowed:
+    """Types allowed below a key of a section, or of a list's items; none of another value."""
+    for kind, _ in here:
         if isinstance(part, int) and _origin(kind) in (list, tuple):
-            return get_args(kind)[0], ()
+            return _kinds(get_args(kind)[0])
         if _is_model(kind) and part in kind.model_fields:
             field = kind.model_fields[part]
-            return field.annotation, tuple(field.metadata)
+            return _kinds(field.annotation, tuple(field.metadata))
         if _origin(kind) is dict:
-            return get_args(kind)[1], ()
-    return None
+            return _kinds(get_args(kind)[1])
+    return []
 
 
-def _kinds(annotation: Any, constraints: tuple[Any, ...]) -> Iterator[_Allowed]:
+def _kinds(annotation: Any, constraints: tuple[Any, ...] = ()) -> _Allowed:
     """The parts of a union, or the one type that there is, each with its constraints."""
     origin = _origin(annotation)
     if origin is Annotated:
         inner, *more = get_args(annotation)
         # A Field(...) has its constraints in itself.
         flat = [one for item in more for one in getattr(item, "metadata", [item])]
-        yield from _kinds(inner, (*constraints, *flat))
-    elif origin in (Union, UnionType):
-        for inner in get_args(annotation):
-            yield from _kinds(inner, constraints)
-    else:
-        yield annotation, constraints
+        return _kinds(inner, (*constraints, *flat))
+    if origin in (Union, UnionType):
+        return [one for inner in get_args(annotation) for one in _kinds(inner, constraints)]
+    return [(annotation, constraints)]
 
 
 def _tag(kind: Any) -> Any:
@@ -211,9 +189,8 @@ def _tag_field(kind: Any) -> str | None:
     return None
 
 
-def _words(annotation: Any, constraints: tuple[Any, ...]) -> str:
+def _words(parts: _Allowed) -> str:
     """Allowed values in words, such as "a whole number >= 1, or null"."""
-    parts = list(_kinds(annotation, constraints))
     tags = {_tag(kind): _tag_field(kind) for kind, _ in parts if _tag(kind) is not None}
     if len(tags) > 1:
         (field,) = set(tags.values())
@@ -269,17 +246,13 @@ def _length(limits: Mapping[str, Any], what: str) -> str:
     return f" of {least} or more {what}" if most is None else f" of {least or 0} to {most} {what}"
 
 
-def _section(annotation: Any) -> type[BaseModel] | None:
-    for kind, _ in _kinds(annotation, ()):
-        if _is_model(kind):
-            return kind
-    return None
+def _section(here: _Allowed) -> type[BaseModel] | None:
+    return next((kind for kind, _ in here if _is_model(kind)), None)
 
 
 def _fields_at(model: type[BaseModel], loc: Sequence[int | str]) -> Mapping[str, FieldInfo]:
     """The keys of a section; none for what is no section."""
-    _, here = _find(model, loc)
-    section = None if here is None else _section(here[0])
+    section = _section(_find(model, loc)[1])
     return {} if section is None else section.model_fields
 
 
@@ -288,7 +261,7 @@ def all_paths(model: type[BaseModel], prefix: str = "") -> list[str]:
     paths = []
     for name, info in model.model_fields.items():
         paths.append(prefix + name)
-        section = _section(info.annotation)
+        section = _section(_kinds(info.annotation))
         if section is not None:
             paths += all_paths(section, f"{prefix}{name}.")
     return paths

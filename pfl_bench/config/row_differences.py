@@ -13,42 +13,18 @@ from pfl_bench.config.schema import RunConfig
 
 # How results are computed, watched and kept; which of the row's random draws are taken; and what is
 # evaluated beside the published metrics. None of these makes a run another experiment.
-_HARMLESS = frozenset(
-    {
-        "name",
-        "plugins",
-        "seed",
-        "privacy.nonce",
-        "device",
-        "num_threads",
-        "federated.engine",
-        "federated.engine_lanes",
-        "federated.workers",
-        "federated.data_workers",
-        "central.data_workers",
-        "central.physical_batch_size",
-        "checkpoint",
-        "logging",
-        "evaluation.batch_size",
-        "evaluation.budgets",
-        "evaluation.data_workers",
-        "evaluation.final_splits",
-        "evaluation.metrics",
-        "evaluation.splits",
-        "evaluation.strata",
-    }
-)
+_HARMLESS = frozenset((
+    "name", "plugins", "seed", "privacy.nonce", "device", "num_threads", "checkpoint", "logging",
+    "federated.engine", "federated.engine_lanes", "federated.workers", "federated.data_workers",
+    "central.data_workers", "central.physical_batch_size",
+    "evaluation.batch_size", "evaluation.budgets", "evaluation.data_workers",
+    "evaluation.final_splits", "evaluation.metrics", "evaluation.splits", "evaluation.strata",
+))  # fmt: skip
 # Where a file lies is no setting. The content of data is judged by their variant and numbers.
-_PATHS = frozenset(
-    {
-        "task.data",
-        "model.weights",
-        "model.embeddings",
-        "systems.source.capacity",
-        "systems.source.availability",
-        "systems.source.path",
-    }
-)
+_PATHS = frozenset((
+    "task.data", "model.weights", "model.embeddings",
+    "systems.source.capacity", "systems.source.availability", "systems.source.path",
+))  # fmt: skip
 _MOST_SHOWN = 5
 _MOST_LETTERS = 60
 
@@ -114,19 +90,20 @@ def row_differences(row: Mapping[str, Any], tree: Mapping[str, Any]) -> tuple[st
 
     The texts are such as "privacy.noise_multiplier 0.7 -> 0.01".
     """
-    left_out = set(_HARMLESS)
-    if not (_selects(row) or _selects(tree)):
-        # Otherwise it decides which evaluations the best one is chosen from.
-        left_out.add("evaluation.every")
-    found = [
-        (key, before, now)
-        for key, before, now in tree_differences(row, tree, left_out)
+    texts = [
+        f"{key} {_shown(before)} -> {_shown(now)}"
+        for key, before, now in tree_differences(row, tree, _passed_over(row, tree))
         if not (key in _PATHS and isinstance(before, str) and isinstance(now, str))
     ]
-    texts = [f"{key} {_shown(before)} -> {_shown(now)}" for key, before, now in found]
     if len(texts) > _MOST_SHOWN:
         texts[_MOST_SHOWN:] = [f"and {len(texts) - _MOST_SHOWN} more"]
     return tuple(texts)
+
+
+def _passed_over(*trees: Mapping[str, Any]) -> frozenset[str]:
+    """Keys by which configurations may differ and be of one row."""
+    # Where the best is taken, it decides which evaluations that is chosen from.
+    return _HARMLESS if any(map(_selects, trees)) else _HARMLESS | {"evaluation.every"}
 
 
 def experiment(tree: Mapping[str, Any]) -> str:
@@ -134,9 +111,7 @@ def experiment(tree: Mapping[str, Any]) -> str:
 
     It is JSON without what ``row_differences`` passes over, and without published numbers.
     """
-    left_out = {*_HARMLESS, "expected", "version"}
-    if not _selects(tree):
-        left_out.add("evaluation.every")
+    left_out = {*_passed_over(tree), "expected", "version"}
     return json.dumps(_without(tree, left_out), sort_keys=True)
 
 

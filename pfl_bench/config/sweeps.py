@@ -245,18 +245,11 @@ def _check_splits(base: ResolvedConfig, metric: str, path: Path) -> None:
 
 def override_text(key: str, value: Scalar) -> str:
     """Write a setting as ``key=value``, so that reading it gives the same value."""
-    if value is None:
-        return f"{key}=null"
-    if isinstance(value, bool):
-        return f"{key}={str(value).lower()}"
-    if not isinstance(value, str):
-        return f"{key}={value!r}"
-    plain = f"{key}={value}"
+    plain, quoted = f"{key}={value}", f"{key}={json.dumps(value)}"
     try:
-        is_plain = _read_value(key, plain) == value
+        return plain if isinstance(value, str) and _read_value(key, plain) == value else quoted
     except ConfigError:
-        is_plain = False
-    return plain if is_plain else f"{key}={json.dumps(value)}"
+        return quoted
 
 
 def _read_value(key: str, text: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
@@ -19,9 +20,13 @@ PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Workers = Annotated[int, Field(ge=0, le=64)]
 
 
+def first_twice(values: Sequence[T]) -> T | None:
+    """The first value that stands there twice."""
+    return next((value for value in values if values.count(value) > 1), None)
+
+
 def _distinct(values: list[T]) -> list[T]:
-    twice = next((value for value in values if values.count(value) > 1), None)
-    if twice is not None:
+    if (twice := first_twice(values)) is not None:
         raise ValueError(f"'{twice}' stands twice; give it once")
     return values
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -17,10 +17,9 @@ from pfl_bench.config.bundled_rows import bundled_configs
 from pfl_bench.config.loading import read_typed
 from pfl_bench.config.row_files import VIEW_NAME, rows_below
 from pfl_bench.config.schema import Expected, RunConfig
-from pfl_bench.config.training import Distinct, Strict
+from pfl_bench.config.training import Distinct, Strict, first_twice
 from pfl_bench.types import ConfigError, did_you_mean
 
-T = TypeVar("T")
 # What lines of ``metrics.jsonl`` have beside the evaluation.
 _IN_EACH_RUN = ("train", "privacy", "systems", "time")
 
@@ -137,11 +136,11 @@ def load_view(path: Path) -> LoadedView:
         ("row", [row.row for row in view.rows]),
         ("label", [row.shown_as for row in view.rows]),
     ):
-        if twice := _twice(texts):
+        if twice := first_twice(texts):
             raise ConfigError(f"{path}: rows: the {what} '{twice}' stands twice; give it once")
     for index, row in enumerate(view.rows):
         cells = [(one.metric, one.statistic) for one in row.expected]
-        if cell := _twice(cells):
+        if cell := first_twice(cells):
             raise ConfigError(f"{path}: rows.{index}.expected: '{cell[0]}' stands twice")
     for index, figure in enumerate(view.figures):
         where, known = f"{path}: figures.{index}.rows", [row.row for row in view.rows]
@@ -157,11 +156,6 @@ def _check_name(name: str, known: Sequence[str], where: str, what: str) -> None:
         return
     hint = did_you_mean(name, known, cutoff=0.4)
     raise ConfigError(f"{where}: '{name}' is no {what}{hint} Rows: {', '.join(known)}")
-
-
-def _twice(values: Sequence[T]) -> T | None:
-    """The first value that stands there twice."""
-    return next((value for value in values if values.count(value) > 1), None)
 
 
 def check_measured(view: LoadedView, row: ViewRow, config: RunConfig) -> None:

@@ -23,14 +23,10 @@ def _mapping(loader: _Loader, node: yaml.MappingNode, deep: bool = False) -> dic
     seen: set[Any] = set()
     for key_node, _ in node.value:
         key = loader.construct_object(key_node, deep=True)
-        if not isinstance(key, str):
-            raise yaml.MarkedYAMLError(
-                problem=f"key {key!r} is not text", problem_mark=key_node.start_mark
-            )
-        if key in seen:
-            raise yaml.MarkedYAMLError(
-                problem=f"key '{key}' stands twice", problem_mark=key_node.start_mark
-            )
+        if not isinstance(key, str) or key in seen:
+            what = "stands twice" if isinstance(key, str) else "is not text"
+            mark = key_node.start_mark
+            raise yaml.MarkedYAMLError(problem=f"key {key!r} {what}", problem_mark=mark)
         seen.add(key)
     return yaml.SafeLoader.construct_mapping(loader, node, deep=True)
 

@@ -16,17 +16,9 @@ from pfl_bench.client import machine
 from pfl_bench.types import DataFacts
 
 PACKAGES = (
-    "pfl-bench",
-    "torch",
-    "torchvision",
-    "opacus",
-    "dp-accounting",
-    "numpy",
-    "h5py",
-    "scikit-learn",
-    "pydantic",
-    "wandb",
-)
+    "pfl-bench", "torch", "torchvision", "opacus", "dp-accounting", "numpy", "h5py",
+    "scikit-learn", "pydantic", "wandb",
+)  # fmt: skip
 
 
 def environment(

@@ -32,18 +32,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 # Functions of releases and of the configuration.
-RELEASED = frozenset(
-    {
-        "privacy/clip_norm",
-        "privacy/epsilon_actual",
-        "privacy/epsilon_simulated",
-        "privacy/noisy_fraction_unclipped",
-        "privacy/update_noise_stddev",
-        "train/central_learning_rate",
-        "train/local_learning_rate",
-        "train/update_norm",
-    }
-)
+RELEASED = frozenset((
+    "privacy/clip_norm", "privacy/epsilon_actual", "privacy/epsilon_simulated",
+    "privacy/noisy_fraction_unclipped", "privacy/update_noise_stddev",
+    "train/central_learning_rate", "train/local_learning_rate", "train/update_norm",
+))  # fmt: skip
 
 
 @dataclass(frozen=True)

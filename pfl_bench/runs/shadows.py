@@ -121,7 +121,9 @@ def released_model(folder: Path) -> tuple[torch.Tensor, dict[str, Any] | None]:
     """
     state = load_latest(folder / "checkpoints")
     if state is None:
-        raise RunFolderError(f"{folder}: has no checkpoint; run or resume it")
+        raise RunFolderError(
+            f"{folder}: has no checkpoint, which the model is read from; run or resume it"
+        )
     best = state.get("best")
     if best is not None:
         return best["vector"], best["buffers"]

@@ -32,7 +32,7 @@ _MAX_TIMEOUTS = 50
 # What would start several processes on one run's folder, what --jobs says, and the log's place.
 _NOT_HERE = ("nodes", "ntasks_per_node", "array_parallelism", "num_gpus", "stderr_to_stdout")
 _LISTS = ("setup", "teardown", "srun_args")
-_TIME = re.compile(r"^(?:(?P<days>\d+)-)?(?P<first>\d+)(?::(?P<second>\d+))?(?::(?P<third>\d+))?$")
+_TIME = re.compile(r"(?:(\d+)-)?(\d+(?::\d+){0,2})")
 
 
 class SlurmLauncher(Launcher):
@@ -148,18 +148,15 @@ def _parameters(options: Sequence[str]) -> dict[str, Any]:
 
 def _minutes(text: str) -> int:
     """Minutes of a time as sbatch reads it, seconds rounded up."""
-    found = _TIME.match(text)
+    found = _TIME.fullmatch(text)
     if found is None:
         raise ConfigError(
             f"--slurm time={text}: write minutes, MM:SS, HH:MM:SS, or D-HH, D-HH:MM, D-HH:MM:SS"
         )
-    first, second, third = (int(found[name] or 0) for name in ("first", "second", "third"))
-    if found["days"] is not None:
-        seconds = ((int(found["days"]) * 24 + first) * 60 + second) * 60 + third
-    elif found["third"] is not None:
-        seconds = (first * 60 + second) * 60 + third
-    else:
-        seconds = first * 60 + second
+    parts = [int(part) for part in found[2].split(":")]
+    units = (3600, 60, 1) if found[1] or len(parts) == 3 else (60, 1)
+    seconds = 86_400 * int(found[1] or 0)
+    seconds += sum(part * size for part, size in zip(parts, units, strict=False))
     if seconds < 1:
         raise ConfigError(f"--slurm time={text}: give more than no time")
     return -(-seconds // 60)

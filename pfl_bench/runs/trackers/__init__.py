@@ -20,8 +20,7 @@ from pfl_bench import plugins
 from pfl_bench.config.bundled_rows import bundled_configs
 from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.runs.events import RELEASED
-from pfl_bench.runs.tracker import Notice, Tracked, Tracker
-from pfl_bench.runs.tracker_values import one_line, scalar
+from pfl_bench.runs.tracker import Notice, Tracked, Tracker, one_line, scalar
 
 if TYPE_CHECKING:
     from torch import Tensor

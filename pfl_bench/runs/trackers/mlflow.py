@@ -12,8 +12,7 @@ from typing import Any
 
 from pfl_bench.config.logging import MlflowOptions as Options
 from pfl_bench.files import read_json, write_json
-from pfl_bench.runs.tracker import Notice, Tracked, Tracker
-from pfl_bench.runs.tracker_values import flatten, is_number, markdown
+from pfl_bench.runs.tracker import Notice, Tracked, Tracker, flatten, is_number, markdown
 
 # A server that does not answer must not hold the run; MLflow's own are 7 retries of 120 seconds.
 _PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}

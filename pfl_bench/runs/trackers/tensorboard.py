@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pfl_bench.config.logging import TensorboardOptions as Options
-from pfl_bench.runs.tracker import Notice, Tracked, Tracker
-from pfl_bench.runs.tracker_values import flatten, is_number, markdown
+from pfl_bench.runs.tracker import Notice, Tracked, Tracker, flatten, is_number, markdown
 
 _FLUSH_SECONDS = 10
 

@@ -14,8 +14,7 @@ from typing import Any
 
 from pfl_bench.config.logging import WandbOptions as Options
 from pfl_bench.files import parse_json, read_text, write_json
-from pfl_bench.runs.tracker import Notice, Tracked, Tracker
-from pfl_bench.runs.tracker_values import flatten, is_number, one_line
+from pfl_bench.runs.tracker import Notice, Tracked, Tracker, flatten, is_number, one_line
 
 # W&B refuses longer ones.
 _LONGEST_TAG = 64

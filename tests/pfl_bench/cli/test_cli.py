@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from pfl_bench.cli.main import main
+from pfl_bench.cli.run_many import fit_overrides
 from pfl_bench.cli.speech import print_text
-from pfl_bench.config.row_overrides import fit_overrides
 from pfl_bench.files import read_metrics
 from tests import warm
 from tests.helpers import REPOSITORY

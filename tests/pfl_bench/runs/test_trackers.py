@@ -18,8 +18,7 @@ from pfl_bench.config.logging import LoggingOptions, MlflowOptions, TensorboardO
 from pfl_bench.config.yaml_text import read_yaml
 from pfl_bench.files import read_metrics
 from pfl_bench.runs.events import RELEASED
-from pfl_bench.runs.tracker import Tracked, Tracker
-from pfl_bench.runs.tracker_values import flatten, markdown
+from pfl_bench.runs.tracker import Tracked, Tracker, flatten, markdown
 from pfl_bench.runs.trackers import Trackers, tracked_of
 from pfl_bench.types import ConfigError
 from tests.helpers import make_config
