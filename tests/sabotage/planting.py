@@ -27,7 +27,7 @@ SMALL: dict[str, Any] = {
     "federated__local_batch_size": 64,
     # To rounding, the same updates as by the sequential engine, in two thirds of the time.
     "federated__engine": "vectorized",
-    "federated__engine_lanes": 8,
+    "federated__engine_lanes": 25,
     "privacy__mechanism": {"name": "gaussian", "clip_norm": CLIP_NORM},
     "privacy__population_size": USERS,
     "privacy__noise_cohort_size": None,
