@@ -21,7 +21,7 @@ from pfl_bench.runs.runner import run
 from pfl_bench.types import UserInputError
 from privacy import calibration
 from privacy.accountant import compose_epsilon
-from privacy.audit import checks_accounting, outside
+from privacy.audit import checks_accounting, search
 from privacy.audit.check import Check
 from privacy.errors import PrivacyError
 from tasks.digits import task
@@ -149,7 +149,7 @@ def remembering() -> Iterator[None]:
 
     with Patch.context() as patch, tempfile.TemporaryDirectory() as place:
         patch.setitem(_finished, "", Path(place))
-        for module in (calibration, checks_accounting, outside):
+        for module in (calibration, checks_accounting, search):
             patch.setattr(module, "compose_epsilon", compose)
         # No bug here edits a file of the code; test_audit_of_shared_bugs has those of its digest.
         patch.setattr(seeds, "covers_all_code", functools.cache(seeds.covers_all_code))
