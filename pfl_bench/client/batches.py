@@ -36,16 +36,16 @@ def local_batches(
     if local.batch_fraction is not None:
         batch_size, limit = num_used(count, local), 1
     # As passes over the examples, or as one where batches run across epochs.
-    order, draws = _drawn(count, local, batch_size, limit, forward, rng)
-    length = len(order) if local.batches_across_epochs else count
-    orders = torch.split(order.to(device, non_blocking=True), length)
-    passes: Sequence[Tensor | None] = [None] * len(orders)
-    if draws is not None:
-        passes = torch.split(draws.to(device, non_blocking=True), length)
+    all_orders, all_draws = _drawn(count, local, batch_size, limit, forward, rng)
+    length = len(all_orders) if local.batches_across_epochs else count
+    orders = torch.split(all_orders.to(device, non_blocking=True), length)
+    draws_by_pass: Sequence[Tensor | None] = [None] * len(orders)
+    if all_draws is not None:
+        draws_by_pass = torch.split(all_draws.to(device, non_blocking=True), length)
     inputs = examples.inputs.to(device, non_blocking=True)
     targets = examples.targets.to(device, non_blocking=True)
     steps = 0
-    for order, draws in zip(orders, passes, strict=True):
+    for order, draws in zip(orders, draws_by_pass, strict=True):
         batch_inputs = torch.split(inputs.index_select(0, order), batch_size)
         batch_targets = torch.split(targets.index_select(0, order), batch_size)
         batch_draws: Sequence[Tensor | None] = [None] * len(batch_inputs)
