@@ -55,8 +55,7 @@ EXAMPLES: dict[str, tuple[str, str]] = {
     ),
     "privacy table": (
         "privacy table --population 41131 --cohort 5000 --noise-multiplier 18.7 --rounds 1000 5000",
-        "privacy table --population 300 --cohort 60 --noise-multiplier 1 2 --rounds 60 "
-        "--plot epsilon.png",
+        "privacy table --population 300 --cohort 60 --noise-multiplier 1 2 --rounds 60",
     ),
     "privacy tuning": (
         "privacy tuning --row demo/private_federated --mean 20",

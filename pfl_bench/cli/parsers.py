@@ -151,7 +151,6 @@ def _add_privacy(commands: Commands) -> None:
     add(table, "--accountant", "default: all three", choices=_ACCOUNTANTS, nargs="+")
     add(table, "--format", choices=("md", "csv", "latex", "json"))
     add_columns(table)
-    add(table, "--plot FILE.png|svg", "draw epsilon against rounds")
     for action in (calibrate, epsilon, solve, table):
         required = action is not solve
         add(action, "--population N", type=int, required=required)

@@ -142,11 +142,8 @@ def make_pair(
     noise_multiplier: float,
     rounds: int,
     accountant: str,
-    coarseness: float = 1.0,
 ) -> Pair:
     """Account the settings of ``settings_of``.
-
-    A coarseness above 1 is for pictures: of the grid of "pld", and still an upper bound.
 
     Raises:
         PrivacyError: A number is out of its range, or the accountant does not know the mechanism.
@@ -156,7 +153,7 @@ def make_pair(
         check_accountant(accountant, scheme_of(arguments))
     settings = settings_of(arguments, composition, noise_multiplier, accountant)
     adjacency = settings["simulated"].composed(noise_multiplier, rounds).adjacency
-    found = [one.accounted(rounds, coarseness) for one in settings.values()]
+    found = [one.accounted(rounds) for one in settings.values()]
     notes: list[str] = []
     for side, one in settings.items():
         notes += delta_notes(one, f"The {side} delta" if len(settings) > 1 else "The delta")

@@ -6,7 +6,6 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pfl_bench.cli import privacy_settings as shared
@@ -41,19 +40,13 @@ class _Line:
 
 
 def main(arguments: argparse.Namespace, composition: MechanismComposition) -> int:
-    """Print the table; draw the picture, if one is asked for."""
+    """Print the table."""
     from pfl_bench.report.table import Table
 
     accountants = tuple(dict.fromkeys(arguments.accountant or ACCOUNTANTS))
-    target = None if arguments.plot is None else Path(arguments.plot)
-    if target is not None:
-        # Before the work, so that a wrong FILE is told at once.
-        from pfl_bench.cli.privacy_plot import check_target
-
-        check_target(target)
     if arguments.format == "json" and arguments.columns is not None:
         raise ConfigError("--columns is for tables; leave it out, or take another --format")
-    # A heading that there is not is told before the work, too.
+    # A heading that there is not is told before the work.
     table = Table(_columns(arguments, accountants), ())
     table.with_columns(arguments.columns, arguments.format)
     if sys.stderr.isatty():
@@ -68,12 +61,6 @@ def main(arguments: argparse.Namespace, composition: MechanismComposition) -> in
         table = replace(table, rows=rows, notes=tuple(notes))
         table = table.with_columns(arguments.columns, arguments.format)
         print_table(table, arguments.format and table.write(arguments.format))
-    if target is not None:
-        from pfl_bench.cli.privacy_plot import draw
-
-        drawn = [name for name in accountants if any(name in line.pairs for line in lines)]
-        draw(arguments, composition, drawn, target)
-        say(f"plot: {target}")
     return 0
 
 

@@ -125,8 +125,8 @@ class Setting:
         assert self.composition is not None
         return self.composition(self.participation, noise_multiplier, rounds)
 
-    def epsilon(self, rounds: int, coarseness: float = 1.0) -> float:
-        """Epsilon after so many rounds; infinite without privacy. See ``compose_epsilon``."""
+    def epsilon(self, rounds: int) -> float:
+        """Epsilon after so many rounds; infinite without privacy."""
         if self.composition is None or self.delta is None:
             return math.inf
         return epsilon_of_rounds(
@@ -136,10 +136,9 @@ class Setting:
             self.delta,
             self.accountant,
             self.composition,
-            coarseness,
         )
 
-    def accounted(self, rounds: int, coarseness: float = 1.0) -> Accounted:
+    def accounted(self, rounds: int) -> Accounted:
         """The setting with its epsilon after so many rounds, for a statement."""
         return Accounted(
             population_size=self.participation.population_size,
@@ -150,7 +149,7 @@ class Setting:
             sampling_probability=self.participation.sampling_probability,
             noise_multiplier=self.noise_multiplier,
             delta=self.delta,
-            epsilon=self.epsilon(rounds, coarseness),
+            epsilon=self.epsilon(rounds),
         )
 
     def to_json_dict(self) -> dict[str, Any]:

@@ -48,9 +48,9 @@ def account(patch: Patch, change: Any) -> None:
     """Let epsilons be those of another setting; ``change`` gives it, and the rounds, for both."""
 
     def other(real: Any) -> Any:
-        def epsilon(self: Setting, rounds: int, *coarseness: float) -> float:
+        def epsilon(self: Setting, rounds: int) -> float:
             setting, counted = change(self, rounds)
-            value: float = real(setting, counted, *coarseness)
+            value: float = real(setting, counted)
             return value
 
         return epsilon

@@ -10,9 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from pfl_bench.cli.main import main
 from privacy.amplification import Participation
@@ -270,36 +268,6 @@ def test_table_names_both_settings_and_who_cannot_account_them(capsys: Capture) 
     assert "use the accountant rdp" in refusal_of(capsys, *arguments[1:], "--accountant", "prv")
 
 
-@pytest.mark.parametrize("simulated", [True, False])
-def test_plot(simulated: bool, tmp_path: Path, capsys: Capture) -> None:
-    target = tmp_path / "new" / "epsilon.png"
-    arguments = ["privacy", "table", *SMALL, "--rounds", "40", "--accountant", "rdp", "pld"]
-    arguments += ["--noise-cohort", "100", "--users", "900"] if simulated else []
-    assert main([*arguments, "--plot", str(target)]) == 0
-    assert capsys.readouterr().err == f"plot: {target}\n"
-    with Image.open(target) as picture:
-        picture.load()
-        assert picture.size[0] > (1400 if simulated else 700)
-        # Blue and vermilion lines are there, and not much else is.
-        pixels = np.asarray(picture.convert("RGB")).astype(int)
-    blue = (np.abs(pixels - [0, 0x72, 0xB2]).sum(-1) < 20).sum()
-    vermilion = (np.abs(pixels - [0xD5, 0x5E, 0]).sum(-1) < 20).sum()
-    assert 300 < blue < vermilion < pixels.shape[0] * pixels.shape[1] / 20
-
-
-def test_an_svg_says_in_words_what_it_shows_and_is_the_same_twice(
-    tmp_path: Path, capsys: Capture
-) -> None:
-    arguments = ["privacy", "table", *SMALL, "--rounds", "40", "--accountant", "rdp", "--plot"]
-    for name in ("a.svg", "b.svg"):
-        assert main([*arguments, str(tmp_path / name)]) == 0
-    text = (tmp_path / "a.svg").read_text(encoding="utf-8")
-    assert text == (tmp_path / "b.svg").read_text(encoding="utf-8")
-    for words in ("100 of 1,000 users a round", "noise multiplier 4", "epsilon", "rounds", "rdp"):
-        assert f">{words}" in text
-    capsys.readouterr()
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -310,8 +278,6 @@ def test_an_svg_says_in_words_what_it_shows_and_is_the_same_twice(
             ["table", *SMALL, "--rounds", "5", "--columns", "rounds", "--format", "json"],
             "--columns is for tables",
         ),
-        (["table", *SMALL, "--rounds", "5", "--plot", "x.pdf"], "must end in .png or .svg"),
-        (["table", *SMALL, "--rounds", "5", "--plot", f"{__file__}/a/x.png"], "is no folder"),
         (["table", *SMALL, "--rounds", "5", "--noise-cohort", "0"], "--noise-cohort is 0"),
         (["epsilon", *SMALL, "--rounds", "5", "--users", "-4"], "--users is -4"),
         (["epsilon", *SMALL, "--rounds", "5", "--users", "50"], "more than population_size 50"),
