@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfl_bench.data import Store, StoreSplit
-from pfl_bench.types import DataError
+from pfl_bench.types import DataError, DataFacts
 
 PERCENTILES = (10, 25, 50, 75, 90)
 _CURVE_POINTS = 100
@@ -26,8 +26,8 @@ _BLOCK_USERS = 1 << 14
 def store_statistics(store: Store) -> dict[str, Any]:
     """Describe a store's users, examples and labels, JSON-serialisable.
 
-    Labels are the elements of the field "targets" if it is of integer kind: one an example, or
-    several for targets of a shape or ragged ones; every element counts.
+    Labels are the elements of the field that ``label_field`` finds: one an example, or several for
+    a field of a shape or a ragged one; every element counts.
 
     Returns:
         "path", "task", "facts" (as ``DataFacts``); "size_histogram" (``size_histogram``, with
@@ -42,14 +42,13 @@ def store_statistics(store: Store) -> dict[str, Any]:
           "percentiles" (10, 25, 50, 75, 90; linear interpolation) and "skewness" (population:
           m3 / m2^1.5; None if all users are of one size);
         - "quantity_skew": as ``quantity_skew`` says;
-        - "labels": None without integer targets, else as ``label_statistics`` says.
+        - "labels": None without such a field, else as ``label_statistics`` says.
 
     Source:
         Caldas et al. 2018 (LEAF), table 1, has users, examples, mean and standard deviation;
         Song et al. 2022 (FLAIR), section 4.2 and figure 2, left, the quantity skew.
     """
     splits = [store.split(name) for name in store.split_names]
-    num_classes = store.facts.num_classes
     sizes = {split.name: np.diff(split.offsets) for split in splits}
     everyone = sizes_over_splits(splits)
     together = {"all": everyone} if len(splits) > 1 else {}
@@ -63,17 +62,18 @@ def store_statistics(store: Store) -> dict[str, Any]:
         "all_users": _sizes(everyone),
         "columns": column_statistics(store),
         "name_lists": {name: len(store.names(name)) for name in store.name_lists},
-        "splits": {split.name: _describe([split], num_classes) for split in splits},
-        "all_splits": _describe(splits, num_classes) if store.facts.split_by == "user" else None,
+        "splits": {split.name: _describe([split], store.facts) for split in splits},
+        "all_splits": _describe(splits, store.facts) if store.facts.split_by == "user" else None,
     }
 
 
-def _describe(splits: Sequence[StoreSplit], num_classes: int) -> dict[str, Any]:
+def _describe(splits: Sequence[StoreSplit], facts: DataFacts) -> dict[str, Any]:
     sizes = np.concatenate([np.diff(split.offsets) for split in splits])
+    field = label_field(splits[0], facts)
     return {
         **_sizes(sizes),
         "quantity_skew": quantity_skew(sizes),
-        "labels": label_statistics(splits, num_classes) if has_labels(splits[0]) else None,
+        "labels": label_statistics(splits, field, facts.num_classes) if field else None,
     }
 
 
@@ -219,13 +219,20 @@ def size_histogram(sizes: Mapping[str, NDArray[np.int64]]) -> dict[str, Any]:
     }
 
 
-def has_labels(split: StoreSplit) -> bool:
-    """Whether the split has a field "targets" of integer kind."""
-    targets = split.fields.get("targets")
-    return targets is not None and targets.numpy_dtype.kind in "iu"
+def label_field(split: StoreSplit, facts: DataFacts) -> str | None:
+    """The field of integer kind with the labels: "targets", or one whose classes have names.
+
+    Such names are a fact of ``extra``: "coarse_labels" has those of the field "coarse".
+    """
+    for name, spec in split.fields.items():
+        names = facts.extra.get(f"{name}_labels")
+        is_named = isinstance(names, list) and len(names) == facts.num_classes
+        if (name == "targets" or is_named) and spec.numpy_dtype.kind in "iu":
+            return name
+    return None
 
 
-def label_statistics(splits: Sequence[StoreSplit], num_classes: int) -> dict[str, Any]:
+def label_statistics(splits: Sequence[StoreSplit], field: str, num_classes: int) -> dict[str, Any]:
     """Count labels of splits of different users, and say how unequally users have them.
 
     A label outside 0 to ``num_classes`` - 1 is a ``DataError``, and so is a file that was cut.
@@ -242,12 +249,14 @@ def label_statistics(splits: Sequence[StoreSplit], num_classes: int) -> dict[str
         Users without any label are left out of both means, which are None if all users are.
     """
     pooled = np.zeros(num_classes, dtype=np.int64)
-    for _, labels in chain.from_iterable(_blocks(split, num_classes) for split in splits):
+    for _, labels in chain.from_iterable(_blocks(split, field, num_classes) for split in splits):
         pooled += np.bincount(labels, minlength=num_classes)
     share = pooled / max(1, pooled.sum())
     having = np.zeros(num_classes, dtype=np.int64)
     users, variation = 0, 0.0
-    for owners, labels in chain.from_iterable(_blocks(split, num_classes) for split in splits):
+    for owners, labels in chain.from_iterable(
+        _blocks(split, field, num_classes) for split in splits
+    ):
         if not len(labels):
             continue
         totals = np.bincount(owners)
@@ -271,7 +280,7 @@ def label_statistics(splits: Sequence[StoreSplit], num_classes: int) -> dict[str
 
 
 def _blocks(
-    split: StoreSplit, num_classes: int
+    split: StoreSplit, field: str, num_classes: int
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
     """Blocks of whole users: for each label its user, counted within the block, and its class."""
     offsets, first = split.offsets, 0
@@ -280,7 +289,7 @@ def _blocks(
         last = int(np.searchsorted(offsets, limit, side="right")) - 1
         last = min(max(last, first + 1), first + _BLOCK_USERS)
         start, stop = int(offsets[first]), int(offsets[last])
-        values = split.read("targets", start, stop)
+        values = split.read(field, start, stop)
         owners = np.repeat(np.arange(last - first), np.diff(offsets[first : last + 1]))
         if isinstance(values, list):
             owners = np.repeat(owners, [len(value) for value in values])

@@ -124,15 +124,6 @@ def describe(values: NDArray[np.int64]) -> dict[str, float | int | None]:
     }
 
 
-def largest_share(sizes: NDArray[np.int64]) -> float:
-    """Share of the users, the largest first, who hold at least as many images as all others.
-
-    ``sizes`` are the images of each user, shape (U,).
-    """
-    held = np.cumsum(np.sort(sizes)[::-1])
-    return float(np.searchsorted(2 * held, held[-1]) + 1) / len(sizes)
-
-
 def compare(statistics: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Set each published number beside that of ``statistics``, which are of all splits.
 

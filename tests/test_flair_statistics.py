@@ -1,4 +1,4 @@
-"""FLAIR's own statistics, against direct computation on small stores of real JPEGs."""
+"""scripts/flair_statistics.py, against direct computation on small stores of real JPEGs."""
 
 import io
 import json
@@ -10,14 +10,18 @@ import pytest
 from PIL import Image
 from scipy.stats import wasserstein_distance
 
-from pfl_bench.cli.main import main
+from pfl_bench.cli.main import main as pfl_bench
 from pfl_bench.data import FieldSpec, Store, StoreWriter
 from pfl_bench.types import ConfigError, DataError
-from tasks.flair import statistics_emd as emd
-from tasks.flair.statistics import NOTICE, Options, format_statistics, statistics
-from tasks.flair.statistics_emd import LabelledImages
-from tasks.flair.statistics_labels import DESCRIBED, DESCRIPTION, NOTEBOOK, PAPER, compare
+from tests.docs.following import script
 from tests.helpers import REPOSITORY
+
+SCRIPT, emd, labels = (
+    script(name) for name in ("flair_statistics", "flair.distances", "flair.labels")
+)
+NOTICE, format_statistics = SCRIPT.NOTICE, SCRIPT.format_statistics
+DESCRIBED, DESCRIPTION, NOTEBOOK = labels.DESCRIBED, labels.DESCRIPTION, labels.NOTEBOOK
+PAPER, compare = labels.PAPER, labels.compare
 
 COARSE = ["art", "food", "structure"]
 FINE = ["art", "bread", "building", "house"]
@@ -84,8 +88,8 @@ def small_users(rng, tint=60):
     return users
 
 
-def quiet(*_):
-    """No progress is shown."""
+def statistics(store, *options):
+    return SCRIPT.statistics(store, SCRIPT.parse([str(store.path), *options]))
 
 
 def naive_histogram(data, channels):
@@ -124,7 +128,7 @@ def small(tmp_path):
 def test_counts_against_direct_computation(small):
     users, path = small
     with Store(path) as store:
-        result = statistics(store, Options(emd=False), quiet)
+        result = statistics(store, "--no-emd")
     assert json.loads(json.dumps(result)) == result
     images = [image for _, _, own in users for image in own]
     assert (result["users"], result["images"]) == (24, len(images))
@@ -162,7 +166,7 @@ def test_labels_that_few_users_have_are_rare(tmp_path):
         for user in range(1001)
     ]
     with Store(write(tmp_path / "s.h5", users)) as store:
-        result = statistics(store, Options(emd=False), quiet)
+        result = statistics(store, "--no-emd")
     # One user of 1,001 is less than 0.1%; "bread" and "building" are on nobody.
     assert result["fine"]["rare"] == 3
     assert result["fine"]["share_of_users"]["house"] == pytest.approx(1 / 1001)
@@ -189,7 +193,7 @@ def test_distances_against_scipy(small, channels, monkeypatch):
     everything = [histogram for group in groups for histogram in group]
     with Store(path) as store:
         images = emd.find_images([store.split(name) for name in store.split_names], 2)
-        pixels = emd.pixel_histograms(images, channels, 2, quiet)
+        pixels = emd.pixel_histograms(images, channels, 2)
     assert np.diff(images.bounds).tolist() == [len(group) for group in groups]
     assert len(groups) < 24
     # A luminance half way between two levels may be rounded to either.
@@ -222,9 +226,7 @@ def test_random_partitions_have_the_sizes_that_they_should(monkeypatch):
         lambda pixels, bounds, order=None: seen.append((bounds, order)) or np.ones(3),
     )
     bounds = np.array([0, 1, 2, 11])
-    emd.compare_partitions(
-        np.ones((11, 1, 256), np.float32), bounds, 2, np.random.default_rng(0), quiet
-    )
+    emd.compare_partitions(np.ones((11, 1, 256), np.float32), bounds, 2, np.random.default_rng(0))
     assert [np.diff(own).tolist() for own, _ in seen] == [
         [1, 1, 9],
         *[[3, 4, 4]] * 2,
@@ -240,7 +242,7 @@ def test_random_partitions_have_the_sizes_that_they_should(monkeypatch):
 def test_users_with_a_look_of_their_own_are_told_from_chance(tmp_path, tint):
     users = small_users(np.random.default_rng(2), tint)
     with Store(write(tmp_path / "s.h5", users)) as store:
-        everything = statistics(store, Options(emd_partitions=20), quiet)
+        everything = statistics(store, "--emd-partitions=20")
     result, commonest = everything["emd"], next(iter(everything["coarse"]["counts"]))
     means = {kind: part["mean"] for kind, part in result["partitions"].items()}
     ratio = means["actual"] / means["real_sizes"]
@@ -257,21 +259,21 @@ def test_users_with_a_look_of_their_own_are_told_from_chance(tmp_path, tint):
 def test_seed_threads_and_subset_of_users(small):
     _, path = small
     with Store(path) as store:
-        whole = statistics(store, Options(), quiet)["emd"]
-        assert statistics(store, Options(threads=1), quiet)["emd"] == whole
-        other = statistics(store, Options(seed=1), quiet)["emd"]
+        whole = statistics(store)["emd"]
+        assert statistics(store, "--threads=1")["emd"] == whole
+        other = statistics(store, "--seed=1")["emd"]
         assert other["partitions"]["actual"] == whole["partitions"]["actual"]
         assert other["partitions"]["equal_size"] != whole["partitions"]["equal_size"]
-        few = statistics(store, Options(emd_users=5), quiet)["emd"]
+        few = statistics(store, "--emd-users=5")["emd"]
         assert (few["users"], few["images"] < whole["images"]) == (5, True)
-        assert statistics(store, Options(emd_users=5), quiet)["emd"] == few
-        assert statistics(store, Options(emd_users=500), quiet)["emd"] == whole
-        assert statistics(store, Options(emd_label="art"), quiet)["emd"]["label"] == "art"
+        assert statistics(store, "--emd-users=5")["emd"] == few
+        assert statistics(store, "--emd-users=500")["emd"] == whole
+        assert statistics(store, "--emd-label=art")["emd"]["label"] == "art"
 
 
 def test_a_subset_of_users_keeps_their_images_whole():
     places = np.stack([np.zeros(11, np.int64), np.arange(11)], axis=1)
-    images = LabelledImages((), places, np.array([0, 3, 4, 9, 11]))
+    images = emd.LabelledImages((), places, np.array([0, 3, 4, 9, 11]))
     owned = {(0, 1, 2), (3,), (4, 5, 6, 7, 8), (9, 10)}
     for seed in range(10):
         some = images.some_users(2, np.random.default_rng(seed))
@@ -284,8 +286,8 @@ def test_a_label_without_images_has_no_distances(tmp_path):
     picture = encoded(np.zeros((8, 8, 3), np.uint8))
     users = [("train", "u", [("a", picture, ["art"], ["art"])])]
     with Store(write(tmp_path / "s.h5", users)) as store:
-        assert statistics(store, Options(emd_label="food"), quiet)["emd"] is None
-        alone = statistics(store, Options(), quiet)
+        assert statistics(store, "--emd-label=food")["emd"] is None
+        alone = statistics(store)
     assert alone["emd"]["partitions"]["actual"]["mean"] == 0
     assert alone["described"]["images of a user"]["std"] is None
     assert " - " in format_statistics(alone)
@@ -297,16 +299,16 @@ def test_an_image_that_cannot_be_decoded_is_named(tmp_path):
     users = [("train", "u", [("a", good, ["art"], ["art"]), ("b-17", bad, ["art"], ["art"])])]
     with Store(write(tmp_path / "s.h5", users)) as store:
         with pytest.raises(
-            DataError, match=r"image b-17 \(example 1\) cannot be decoded.*emd=false"
+            DataError, match=r"image b-17 \(example 1\) cannot be decoded.*--no-emd"
         ):
-            statistics(store, Options(), quiet)
-        assert statistics(store, Options(emd=False), quiet)["emd"] is None
+            statistics(store)
+        assert statistics(store, "--no-emd")["emd"] is None
 
 
 def test_an_unknown_label_and_a_damaged_store_are_refused(small, tmp_path):
     users, path = small
     with Store(path) as store, pytest.raises(ConfigError, match="there are: art, food, structure"):
-        statistics(store, Options(emd_label="strukture"), quiet)
+        statistics(store, "--emd-label=strukture")
     damaged = write(tmp_path / "d.h5", users)
     import h5py
 
@@ -316,15 +318,14 @@ def test_an_unknown_label_and_a_damaged_store_are_refused(small, tmp_path):
         Store(damaged) as store,
         pytest.raises(DataError, match=r"fine label 9 is not within 0\.\.3"),
     ):
-        statistics(store, Options(emd=False), quiet)
+        statistics(store, "--no-emd")
 
 
 def test_generated_pictures_are_named_in_text_and_on_every_picture(tmp_path, capsys):
     users = small_users(np.random.default_rng(3))[:9]
     path = write(tmp_path / "s.h5", users, variant="flair-generated", generated=True)
     plots = tmp_path / "plots"
-    arguments = ["data", "stats", str(path), "emd_partitions=2", "--plots", str(plots)]
-    assert main(arguments) == 0
+    assert SCRIPT.main([str(path), "--emd-partitions", "2", "--plots", str(plots)]) == 0
     printed = capsys.readouterr()
     assert NOTICE.upper() in printed.out
     assert "earth mover's distance" in printed.out
@@ -333,6 +334,7 @@ def test_generated_pictures_are_named_in_text_and_on_every_picture(tmp_path, cap
         "coarse_labels",
         "examples_per_user",
         "fine_labels",
+        "labels",
         "pixel_distances",
         "quantity_skew",
         "users_per_label",
@@ -341,25 +343,54 @@ def test_generated_pictures_are_named_in_text_and_on_every_picture(tmp_path, cap
         with Image.open(file) as picture:
             assert picture.text["Description"] == NOTICE
             assert "flair-generated" in picture.text["Title"]
-    assert main([*arguments[:3], "--json", "emd=false"]) == 0
+    assert SCRIPT.main([str(path), "--json", "--no-emd"]) == 0
     own = json.loads(capsys.readouterr().out)["task_statistics"]
     assert (own["notice"], own["published"], own["emd"]) == (NOTICE, None, None)
 
 
 @pytest.mark.parametrize(
-    ("override", "words"),
+    ("option", "words"),
     [
-        ("emd_lable=art", "did you mean 'emd_label'"),
-        ("emd_label=moon", "no such coarse label"),
-        ("emd_users=0", "emd_users"),
-        ("emd_histogram=hsv", "emd_histogram"),
+        ("--emd-lable=art", "unrecognized arguments: --emd-lable"),
+        ("--emd-users=0", "--emd-users: 0 is not allowed: at least 1"),
+        ("--emd-partitions=1001", "--emd-partitions: 1001 is not allowed: 1 to 1000"),
+        ("--threads=two", "--threads: invalid"),
+        ("--emd-histogram=hsv", "invalid choice: 'hsv'"),
     ],
 )
-def test_wrong_options_are_exit_2(small, override, words, capsys):
-    assert main(["data", "stats", str(small[1]), override]) == 2
-    error = capsys.readouterr().err
-    assert words in error
-    assert "Traceback" not in error
+def test_wrong_options_are_exit_2(small, option, words, capsys):
+    with pytest.raises(SystemExit) as ended:
+        SCRIPT.main([str(small[1]), option])
+    assert ended.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+def test_what_the_store_does_not_have_is_exit_2(small, tmp_path, capsys):
+    for arguments, words in (
+        ([str(small[1]), "--emd-label", "moon"], "no such coarse label"),
+        ([str(tmp_path / "no.h5"), "--plots", str(tmp_path / "plots")], "no.h5"),
+    ):
+        assert SCRIPT.main(arguments) == 2
+        error = capsys.readouterr().err
+        assert words in error
+        assert "Traceback" not in error
+    assert not (tmp_path / "plots").exists()
+
+
+def test_they_come_after_those_of_every_store(small, capsys):
+    _, path = small
+    printed = []
+    for command, arguments in ((pfl_bench, ["data", "stats"]), (SCRIPT.main, ["--no-emd"])):
+        for form in ([], ["--json"]):
+            assert command([*arguments, str(path), *form]) == 0
+            printed.append(capsys.readouterr().out)
+    assert printed[2].startswith(printed[0])
+    every, own = json.loads(printed[1]), json.loads(printed[3])
+    assert own == {**every, "task_statistics": own["task_statistics"]}
+    # Both count coarse labels, one by number and one by name.
+    counts = every["all_splits"]["labels"]["counts"]
+    named = {COARSE[int(label)]: count for label, count in counts.items()}
+    assert named == own["task_statistics"]["coarse"]["counts"]
 
 
 def published_statistics():
@@ -402,7 +433,7 @@ def test_published_numbers_agree_to_their_last_digit():
 def test_a_store_that_claims_to_be_flair_is_compared(tmp_path):
     users = small_users(np.random.default_rng(4))
     with Store(write(tmp_path / "s.h5", users, variant="flair")) as store:
-        text = format_statistics(statistics(store, Options(emd=False), quiet))
+        text = format_statistics(statistics(store, "--no-emd"))
     assert " of 80 published numbers agree" in text
     assert "  images: " in text
     assert "here, 429078 published" in text
@@ -438,7 +469,7 @@ def test_real_pictures(tmp_path):
         users.setdefault(entry["user_id"], []).append(image)
     rows = [("train", user, images) for user, images in users.items()]
     with Store(write(tmp_path / "s.h5", rows, coarse, fine)) as store:
-        result = statistics(store, Options(), quiet)
+        result = statistics(store)
     assert (result["images"], result["users"]) == (35, 15)
     counts = Counter(label for entry in entries for label in entry["labels"])
     assert result["coarse"]["counts"] == dict(counts)

@@ -12,21 +12,21 @@ Only images with one coarse label count, as in the paper.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import track
 
+from flair.labels import blocks_of_users
 from pfl_bench.data import StoreSplit
 from pfl_bench.types import DataError
-from tasks.common.progress import Progress
-from tasks.common.threads import map_in_order
 from tasks.common.vision.pictures import PictureError, opened
-from tasks.flair.statistics_labels import blocks_of_users
 
 Channels = Literal["rgb", "luminance"]
 
@@ -91,12 +91,12 @@ def _ranges(count: int, step: int) -> list[tuple[int, int]]:
 
 
 def pixel_histograms(
-    images: LabelledImages, channels: Channels, threads: int | None, progress: Progress
+    images: LabelledImages, channels: Channels, threads: int | None
 ) -> NDArray[np.float32]:
     """Decode the images, once each, and count their pixels.
 
     ``images`` are n; "luminance" is 0.299 R + 0.587 G + 0.114 B; ``threads`` decode, None for as
-    many as there are processors; ``progress`` is told how many images are through.
+    many as there are processors.
 
     Returns:
         Shape (n, C, 256), float32, each of the C histograms sums to one: 3 kB an image of "rgb",
@@ -105,15 +105,20 @@ def pixel_histograms(
     count = len(images.places)
     result = np.empty((count, 3 if channels == "rgb" else 1, LEVELS), dtype=np.float32)
 
-    def fill(bounds: tuple[int, int]) -> int:
+    def fill(bounds: tuple[int, int]) -> None:
         _fill(images, channels, bounds[0], result[slice(*bounds)])
-        return bounds[1]
 
-    pool = ThreadPoolExecutor(threads or os.cpu_count() or 1)
-    with closing(map_in_order(fill, _ranges(count, _DECODED_AT_ONCE), pool)) as filled:
-        for _, done in filled:
-            progress("decoding images", done, count)
+    blocks = _ranges(count, _DECODED_AT_ONCE)
+    with ThreadPoolExecutor(threads or os.cpu_count() or 1) as pool:
+        for _ in _shown(pool.map(fill, blocks), "decoding images", len(blocks)):
+            pass
     return result
+
+
+def _shown(steps: Iterable[Any], what: str, total: int) -> Iterator[Any]:
+    """Pass on steps of long work, with a bar where standard error is a terminal."""
+    console = Console(stderr=True)
+    yield from track(steps, what, total, console=console, disable=not sys.stderr.isatty())
 
 
 def _fill(images: LabelledImages, channels: Channels, first: int, out: NDArray[np.float32]) -> None:
@@ -145,7 +150,7 @@ def _decode(encoded: NDArray[np.uint8], split: StoreSplit, example: int) -> NDAr
         raise DataError(
             f"split {split.name!r}, image {bytes(name).decode(errors='replace')} (example "
             f"{example}) cannot be decoded ({error}). The store is damaged: copy it again or "
-            "prepare it again, or leave the distances out with emd=false."
+            "prepare it again, or leave the distances out with --no-emd."
         ) from error
 
 
@@ -178,7 +183,6 @@ def compare_partitions(
     bounds: NDArray[np.int64],
     draws: int,
     rng: np.random.Generator,
-    progress: Progress,
 ) -> dict[str, NDArray[np.float64]]:
     """Distances under the real partition and under random ones.
 
@@ -194,11 +198,10 @@ def compare_partitions(
     equal = np.arange(users + 1) * images // users
     result = {"actual": distances(histograms, bounds)[None]}
     for kind, own in (("equal_size", equal), ("real_sizes", bounds)):
-        drawn = []
-        for _ in range(draws):
-            drawn.append(distances(histograms, own, rng.permutation(images)))
-            progress(f"random partitions ({kind})", len(drawn), draws)
-        result[kind] = np.stack(drawn)
+        drawn = _shown(range(draws), f"random partitions ({kind})", draws)
+        result[kind] = np.stack(
+            [distances(histograms, own, rng.permutation(images)) for _ in drawn]
+        )
     return result
 
 
