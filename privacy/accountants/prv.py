@@ -89,17 +89,21 @@ def _check_prv_grid(
     Source: the domain and the mesh of Opacus' PRVAccountant, after Gopi et al. 2021, remark 5.6.
     """
     from opacus.accountants import RDPAccountant
+    from opacus.accountants.analysis import rdp
 
+    orders = RDPAccountant.DEFAULT_ALPHAS
     rounds = sum(count for _, _, count in history)
     delta_error = delta / 1000.0
+    of_one = [
+        rdp.compute_rdp(q=rate, noise_multiplier=noise, steps=1, orders=orders)
+        for noise, rate, _ in history
+    ]
+    of_all = sum(curve * count for curve, (_, _, count) in zip(of_one, history, strict=True))
     loss = 0.0
     with _without_order_warning():
-        trials = [(list(history), 4.0)]
-        trials += [([(noise, rate, 1)], 8.0 * rounds) for noise, rate, _ in history]
-        for trial, part in trials:
-            accountant = RDPAccountant()
-            accountant.history = trial
-            loss = max(loss, float(accountant.get_epsilon(delta_error / part)))
+        for curve, part in ((of_all, 4.0), *((curve, 8.0 * rounds) for curve in of_one)):
+            found = rdp.get_privacy_spent(orders=orders, rdp=curve, delta=delta_error / part)
+            loss = max(loss, float(found[0]))
     mesh = error / math.sqrt(rounds * math.log(12.0 / delta_error) / 2.0)
     points = 2.0 * (loss + 3.0) / mesh
     if loss > _PRV_LARGEST_LOSS or points > _PRV_LARGEST_GRID:
