@@ -1,11 +1,11 @@
 """Are the epsilons those of what the ledger records?
 
 Guarantee: each epsilon is computed anew, from the ledger's constants and the number of its lines,
-by its own accountant, by rdp and by pld. How rounds compose is asked of the mechanism, and held against what
-the guarantee says in words (``privacy.audit.described``), or the evidence says that it was not. A
-stated epsilon below the tightest of the bounds fails, and so does one that is not its own
-accountant's: one above it is true, but of another run, whose rounds or noise were taken for this
-one's.
+by its own accountant, by rdp and by pld. How rounds compose is asked of the mechanism, and held
+against what the guarantee says in words (``privacy.audit.described``), or the evidence says that it
+was not. A stated epsilon below the tightest of the bounds fails, and so does one that is not its
+own accountant's: one above it is true, but of another run, whose rounds or noise were taken for
+this one's.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ import pytest
 from pydantic import ValidationError
 
 from pfl_bench.config.logging import WandbOptions
+from pfl_bench.runs.trackers.wandb import _run_identifier
 from tests.helpers import REPOSITORY
 
 # 40 characters, as wandb demands of a key; no server ever sees it.
@@ -284,13 +285,23 @@ def test_a_server_that_answers_nonsense_does_not_hold_the_run(run_dir: Path, ser
     assert sorted(Logged(run_dir).history) == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"id": 3}', "{}"])
-def test_a_damaged_identity_is_said_and_replaced(run_dir: Path, content: str) -> None:
-    (run_dir / "wandb.json").write_text(content)
+def test_a_damaged_identity_is_said_and_replaced(run_dir: Path) -> None:
+    (run_dir / "wandb.json").write_text("{")
     result = drive(run_dir, options={"mode": "offline"}, last=1)
     assert len(result["notices"]) == 1
     assert "wandb.json is damaged" in result["notices"][0]
     assert json.loads((run_dir / "wandb.json").read_text())["id"] == Logged(run_dir).run.run_id
+
+
+@pytest.mark.parametrize("content", ["[]", '{"id": 3}', "{}"])
+def test_an_identity_of_another_form_is_damaged_too(tmp_path: Path, content: str) -> None:
+    path, notices = tmp_path / "wandb.json", list[str]()
+    path.write_text(content)
+    identifier = _run_identifier(path, WandbOptions(), notices.append)
+    assert "wandb.json is damaged" in notices[0]
+    assert json.loads(path.read_text())["id"] == identifier
+    assert _run_identifier(path, WandbOptions(), notices.append) == identifier
+    assert len(notices) == 1
 
 
 def test_another_project_is_another_run(run_dir: Path) -> None:
