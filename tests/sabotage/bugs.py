@@ -1,4 +1,4 @@
-"""All planted bugs, in the order of the table in ``docs/audit.md``."""
+"""All planted bugs, in the order of the table in ``docs/planted_bugs.md``."""
 
 from __future__ import annotations
 

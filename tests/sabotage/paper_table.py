@@ -50,7 +50,7 @@ the audit was mended:
 written after the gaps that let them pass were known: `dp_sgd_clips_less_now_and_then`,
 `statistics_saved_bare`, `best_model_saved_bare` and `own_transform_mixes_batch`. Bugs that begin
 with `own_` are in a user's code, which the audit then has too. What no record of a run can show is
-in [audit.md](audit.md#what-no-record-of-one-run-shows).
+in [planted_bugs.md](planted_bugs.md#what-no-record-of-one-run-shows).
 
 "By computing again" means that cohort, noise, sums, steps or statement, derived anew from seed,
 data and configuration, are not what the run recorded. Sums and steps are those of the reference

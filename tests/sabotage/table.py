@@ -1,4 +1,4 @@
-"""The table of planted bugs in ``docs/audit.md``: ``python -m tests.sabotage.table``.
+"""The table of planted bugs in ``docs/planted_bugs.md``: ``python -m tests.sabotage.table``.
 
 Plants every bug, audits each run, and writes what came of it between the two marks; takes a minute.
 """
@@ -17,7 +17,7 @@ from tests.sabotage.bugs import BUGS, UNSEEN
 from tests.sabotage.planting import Bug
 from tests.sabotage.running import Caught, remembering, run_planted
 
-DOCUMENT = REPOSITORY / "docs" / "audit.md"
+DOCUMENT = REPOSITORY / "docs" / "planted_bugs.md"
 BEGIN, END = "<!-- planted bugs: begin -->", "<!-- planted bugs: end -->"
 _HEAD = ("| Bug | Planted by | Caught by | Evidence |", "|---|---|---|---|")
 _LONGEST = 120

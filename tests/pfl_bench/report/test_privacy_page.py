@@ -1,4 +1,4 @@
-"""docs/privacy.md and docs/audit.md say what the code does: tables are made or checked from it."""
+"""docs/privacy.md and the audit pages say what the code does: tables are made from it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from privacy.schemes.poisson import Poisson
 from tests.helpers import REPOSITORY
 
 PAGE = REPOSITORY / "docs" / "privacy.md"
-AUDIT_PAGE = REPOSITORY / "docs" / "audit.md"
+PAGES = [REPOSITORY / "docs" / f"{name}.md" for name in ("privacy", "audit", "empirical_audit")]
 NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?:e-?\d+)?(?![\w.]*\.\w)")
 PARTICIPATIONS = {
     "poisson": Participation.named("poisson", 1000, 20),
@@ -68,7 +68,7 @@ MECHANISMS: dict[str, tuple[Any, dict[str, Any]]] = {
 
 def between(name: str) -> list[str]:
     """The lines between two markers of one of the pages that are not empty."""
-    text = PAGE.read_text(encoding="utf-8") + AUDIT_PAGE.read_text(encoding="utf-8")
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
     begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
     assert text.count(begin) == text.count(end) == 1
     inner = text.split(begin)[1].split(end)[0]
