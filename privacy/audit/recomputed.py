@@ -13,6 +13,8 @@ rounding of its noise.
 - The release less sum and noise, in two projections on signs and eight coordinates: A = R S + 8 e s
   root P for a coordinate, 6 A for a projection, of which a difference is less with probability
   2e-9. A difference of length d passes both projections with probability about (6 A / d)^2.
+- The norm of the sum, of which rounding moves little, for it goes any way and not along the sum:
+  R S, in TF32 and bfloat16 an eighth of that.
 - Lengths of the least and the most noise of a client's report: A.
 - The next central parameters: four times as far as the steps so far move them when each coordinate
   of each mean update is off by A / root P, all in the directions of one drawn vector of signs, and
@@ -28,9 +30,9 @@ rounding of its noise.
 Local training of a deep model at a large rate makes more of a rounding than R. Where a round
 differs, it is computed up to twelve times more, from central parameters that are disturbed by what
 one rounding of each (in float32 then 4, 16 and 64), and the distance that they may have by then,
-come to. Twice the most that the sum, and the most that one client's norm, move by is then added to
-A and to R. From R = 1 on, where rounding decides which clients diverge, cohort, bound and noise
-alone are compared.
+come to. Twice the most that the sum, its norm and one client's norm move by is then added to A, to
+what is allowed of the sum's norm, and to R. From R = 1 on, where rounding decides which clients
+diverge, cohort, bound and noise alone are compared.
 """
 
 from __future__ import annotations
@@ -60,6 +62,9 @@ from privacy.reference.round import Round
 # What local training may round a contribution by, relative: 1024 roundings of float32, 64 of the
 # 11 bits of TF32, 32 of the 8 bits of bfloat16.
 ROUNDING = {"float32": 2.0**-14, "tf32": 2.0**-5, "bfloat16": 2.0**-4}
+# Of precisions with larger ones, the part of R that the norm of a sum may be off by.
+_ALONG = 0.125
+_FINE = 2.0**-10
 # From here on a difference would say little.
 MOST = 0.2
 _SIGNS = 20_250
@@ -100,13 +105,14 @@ class Allowed:
     """Largest effect of rounding since the parameters were last known bit for bit.
 
     ``rounds`` counts those since then, the one that is compared included; ``central`` is the
-    distance of the central parameters; ``clients`` and ``total`` are what is added to R and A, of
-    the round. ``each`` is of ``ROUNDING``; the central optimizer, as it was then, is copied.
+    distance of the central parameters; ``clients``, ``total`` and ``length`` are what is added to
+    R, to A and to what is allowed of the sum's norm, of the round. ``each`` is of ``ROUNDING``; the
+    central optimizer, as it was then, is copied.
     """
 
     def __init__(self, each: float, optimizer: Optimizer) -> None:
         self.each, self.rounds, self.central = each, 0, 0.0
-        self.clients = self.total = 0.0
+        self.clients = self.total = self.length = 0.0
         self._disturbed = copy.deepcopy(optimizer)
         self._shift: Tensor | float = 0.0
         self._float32 = 0.0
@@ -128,7 +134,7 @@ class Allowed:
     def begin(self) -> None:
         """Begin the next round."""
         self.rounds += 1
-        self.clients = self.total = 0.0
+        self.clients = self.total = self.length = 0.0
 
     def disturbed(self, central: Tensor, place: int) -> Tensor:
         """Central parameters, float32, that are off by what rounding may have come to, shape (P,).
@@ -138,12 +144,13 @@ class Allowed:
         """
         signs = _signs(len(central), _SIGNS + 1 + place)
         apart = self.central / (4.0 * math.sqrt(len(central)))
-        one = 2.0**-10 * 4.0 ** (place // 3) if self.each < 2.0**-10 else 2.0**-5
+        one = 2.0**-10 * 4.0 ** (place // 3) if self.each < _FINE else 2.0**-5
         return central + signs * (central.abs() * (self.each * one) + apart)
 
     def measure(self, made: Round, disturbed: Round) -> None:
         """Take what local training made of rounding, from how a disturbed round came out."""
         self.total = max(self.total, 2.0 * float((disturbed.total - made.total).norm()))
+        self.length = max(self.length, 2.0 * abs(disturbed.length - made.length))
         for one, same in zip(made.contributions, disturbed.contributions, strict=True):
             moved = abs(one.norm - same.norm) / max(one.norm, 1e-30)
             # Of one that is not finite no norm is held against the record any more; 0 times
@@ -194,6 +201,9 @@ def compare(
         return
     near = _near(line, made, allowed)
     yield from _sum(line, made, sketch, near, bool(noise))
+    share = allowed.each * allowed.rounds * (1.0 if allowed.each < _FINE else _ALONG)
+    off = share * max(_scale(made), made.length) + allowed.length
+    yield from recorded_number("sum before noise: its norm", line, "sum_norm", made.length, off)
     yield from report_problems(line, made, near)
     carried = copy.deepcopy(allowed)
     carried.step(made, near / _denominator(line))

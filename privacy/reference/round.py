@@ -89,6 +89,7 @@ class Round:
     bound: float
     before: Tensor  # central parameters before the step, float32
     total: Tensor  # sum of the clipped updates, float64
+    length: float = 0.0  # its norm, as the bound has it
     contributions: list[Contribution] = field(default_factory=list)  # of each user, in this order
     noise: Tensor = field(default_factory=lambda: torch.empty(0))  # what is added to it, float64
     stddev: float = 0.0  # of an element's noise
@@ -153,6 +154,7 @@ def recompute(
         sent = cohort.canaries(rule.canaries, rule.seed, turn, len(central), made.bound)
         for index, update in enumerate(sent):
             add(rule.num_users + index, None, update)
+    made.length = mechanism.norm(made.total)
     rng = stream(rule.seed, NOISE, number)
     made.noise, made.stddev = mechanism.noise(rng), mechanism.stddev
     made.margin, made.follows = mechanism.margin, mechanism.follows

@@ -184,6 +184,23 @@ def test_bfloat16_is_computed_again_as_far_as_its_rounding_allows(tmp_path: Path
     assert done.rounds
 
 
+def test_a_leak_is_seen_in_bfloat16(tmp_path: Path, monkeypatch: Patch) -> None:
+    """A client starts a twentieth of the way to where the client before it has ended."""
+    real, ends = sequential.SequentialEngine._train_client, list[torch.Tensor]()
+
+    def train(self: Any, user: int, examples: Any, index: int, central: torch.Tensor) -> Any:
+        start = central + 0.05 * (ends[-1] - central) if ends else central
+        trained = real(self, user, examples, index, start)
+        self._update.add_(start - central)
+        ends.append(central + self._update)
+        return trained
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sequential.SequentialEngine, "_train_client", train)
+        folder = make(tmp_path / "run", precision="bfloat16", federated__engine="sequential")
+    assert "round 1: sum before noise: its norm" in " ".join(again(folder).problems)
+
+
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make(tmp_path_factory.mktemp("sound") / "run", privacy__mechanism=ADAPTIVE)
