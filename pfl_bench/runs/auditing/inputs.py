@@ -163,7 +163,8 @@ def _parts_today(run: OpenedRun) -> Mapping[str, Any] | str:
         digests = task.facts.checksum, model.initial_digest
         today = private_seed.derive(written, *digests, model.device, traces=traces).parts
         settings = seeds.configuration_digest(written.tree, has_traces=bool(traces))
-        return {**today, "configuration": settings}
+        data, initial = digests
+        return {**today, "configuration": settings, "data": data, "initial_model": initial}
     except (UserInputError, OSError, LookupError, TypeError, AttributeError) as error:
         return f"the parts of the seed cannot be computed anew ({error})"
 

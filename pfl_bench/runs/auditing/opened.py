@@ -10,13 +10,15 @@ from typing import Any
 
 import torch
 
+from pfl_bench import plugins
 from pfl_bench.client.flat_model import FlatModel, batchnorm_layers
 from pfl_bench.client.forward import Forward
 from pfl_bench.config.loading import ResolvedConfig
-from pfl_bench.federated.parts import FederatedParts, RunParts, build_model, build_task
+from pfl_bench.federated.parts import FederatedParts, RunParts, build_task
 from pfl_bench.federated.privacy_session import make_federated_plan
 from pfl_bench.federated.sampling import build_participants
 from pfl_bench.files import read_json
+from pfl_bench.rng import Purpose, seed_torch
 from pfl_bench.simulation.devices.cohorts import open_devices
 from pfl_bench.simulation.devices.devices import Devices
 from pfl_bench.trainers.central import make_central_plan
@@ -89,7 +91,7 @@ def open_run(folder: Path, resolved: ResolvedConfig) -> OpenedRun:
     units = split.num_users if resolved.config.central is None else split.num_examples
     data = DataAtHand(units, task.facts.checksum)
     try:
-        model = build_model(resolved, task, device)
+        model = _initial_model(resolved, task, device)
     except (UserInputError, OSError, ValueError) as error:
         why = f"the model cannot be built ({error})"
         return OpenedRun(folder, resolved, environment, replace(data, why_absent=why), why)
@@ -99,6 +101,14 @@ def open_run(folder: Path, resolved: ResolvedConfig) -> OpenedRun:
     # A model that is drawn otherwise by this machine or this version is not the run's.
     digest = tensor_digest(model.vector) if run.is_known_model else None
     return replace(run, data=replace(data, initial_sha256=digest))
+
+
+def _initial_model(resolved: ResolvedConfig, task: Task, device: torch.device) -> FlatModel:
+    """The model that a run begins with, of the data's facts alone, whoever builds it in a run."""
+    seed_torch(resolved.config.seed, Purpose.MODEL_INIT, device)
+    name, facts = resolved.tree["task"]["name"], task.facts
+    module = plugins.build(plugins.MODEL, name, resolved.model_options, facts)
+    return FlatModel(module, device, resolved.config.channels_last)
 
 
 def rebuild(run: OpenedRun, status: Status) -> Rebuilt:

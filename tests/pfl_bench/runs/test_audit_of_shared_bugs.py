@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from pfl_bench.client import machine
+from pfl_bench.client.flat_model import FlatModel
 from pfl_bench.config import loading
-from pfl_bench.federated import private_seed
+from pfl_bench.config.loading import ResolvedConfig
+from pfl_bench.federated import parts, private_seed
 from pfl_bench.federated.compression import top_k
 from pfl_bench.federated.trainer import FederatedTrainer
 from pfl_bench.runs import runner
@@ -21,6 +23,7 @@ from pfl_bench.runs.audit import audit_run
 from pfl_bench.runs.auditing import seeds
 from pfl_bench.runs.best_model import BestModel
 from pfl_bench.runs.runner import run
+from pfl_bench.types import Task
 from privacy.plan import notes
 from tests.helpers import make_config
 
@@ -44,6 +47,28 @@ def seed_without_data(patch: Patch) -> None:
         return real(seed, nonce, {key: value for key, value in parts.items() if key != "data"})
 
     patch.setattr(private_seed, "value_of", value_of)
+
+
+def parts_without_data(patch: Patch) -> None:
+    real = private_seed.derive
+    patch.setattr(
+        private_seed,
+        "derive",
+        lambda resolved, checksum, *rest, **more: real(resolved, "any", *rest, **more),
+    )
+
+
+def model_begins_with_labels(patch: Patch) -> None:
+    """The first bias is how often each label is among the training users' examples."""
+    real = parts.build_model
+
+    def build_model(resolved: ResolvedConfig, task: Task, device: torch.device) -> FlatModel:
+        model, train = real(resolved, task, device), task.split("train")
+        labels = train.read_range(0, train.num_examples).targets
+        model.vector[-10:] = labels.bincount(minlength=10) / len(labels)
+        return FlatModel(model.module, device)
+
+    patch.setattr(parts, "build_model", build_model)
 
 
 def seed_without_rate(patch: Patch) -> None:
@@ -120,6 +145,8 @@ IN_BETWEEN = {
     ("plant", "changes", "named"),
     [
         (seed_without_data, {}, "private_seed"),
+        (parts_without_data, {}, "private_seed"),
+        (model_begins_with_labels, {}, "private_seed"),
         (seed_without_rate, {}, "private_seed"),
         (code_without_training, {}, "private_seed"),
         (code_by_size, {}, "private_seed"),
