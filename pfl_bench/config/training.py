@@ -41,6 +41,10 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
+class NoOptions(Strict):
+    """Options of a plug-in that has none."""
+
+
 class OptimizerOptions(Strict):
     """A central optimizer (the literature's server optimizer) and its constants.
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 from torch.nn import functional
 
+from pfl_bench.config.training import NoOptions
 from pfl_bench.types import DataFacts, UserInputError
 
 LOWER_IS_BETTER = frozenset({"loss"})
 HEADLINES = ("accuracy",)
 
-
-class Options(BaseModel):
-    """Classification metrics have no options."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+Options = NoOptions
 
 
 class Classification:

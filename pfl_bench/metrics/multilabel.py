@@ -42,10 +42,10 @@ from statistics import fmean
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 from torch.nn import functional
 
+from pfl_bench.config.training import NoOptions
 from pfl_bench.metrics._average_precision import (
     ClassCounts,
     count_classes,
@@ -77,11 +77,7 @@ HALF = int(np.flatnonzero(THRESHOLDS == 0)[0])
 LOWER_IS_BETTER = frozenset({"loss"})
 HEADLINES = ("c_ap", "o_ap")
 
-
-class Options(BaseModel):
-    """Multi-label metrics have no options."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+Options = NoOptions
 
 
 class MultiLabel:

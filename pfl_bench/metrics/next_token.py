@@ -34,10 +34,10 @@ from __future__ import annotations
 import math
 
 import torch
-from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 from torch.nn import functional
 
+from pfl_bench.config.training import NoOptions
 from pfl_bench.types import DataFacts, UserInputError
 
 NOT_COUNTED = -100
@@ -47,11 +47,7 @@ _PIECE = 1 << 22
 LOWER_IS_BETTER = frozenset({"loss", "perplexity"})
 HEADLINES = ("accuracy", "perplexity")
 
-
-class Options(BaseModel):
-    """Next-token metrics have no options."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+Options = NoOptions
 
 
 class NextToken:

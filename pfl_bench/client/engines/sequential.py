@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
 from pfl_bench.client.batches import local_batches, num_used
@@ -18,6 +18,7 @@ from pfl_bench.client.flat_model import FlatModel, clip_each, descend, global_cl
 from pfl_bench.client.forward import Forward
 from pfl_bench.client.prefetch import prefetch
 from pfl_bench.client.step_terms import add_to_momentum_, apply_proximal_and_decay_
+from pfl_bench.config.training import Strict
 from pfl_bench.profiling import phase
 from pfl_bench.rng import Purpose, seed_torch, stream
 from pfl_bench.types import Examples, FederatedSplit, LocalResult, LocalTraining
@@ -30,14 +31,12 @@ Correction = Callable[[int], Tensor | None]
 _BATCH_AT_START = 128
 
 
-class Options(BaseModel):
+class Options(Strict):
     """Options of the sequential engine.
 
     Attributes:
         data_workers: Threads that read clients ahead of training; 0 reads in line.
     """
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     data_workers: int = Field(default=0, ge=0)
 

@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
 from pfl_bench.client.batched.auto_slots import slots_of
@@ -27,12 +27,13 @@ from pfl_bench.client.batches import Batch, local_batches, num_used
 from pfl_bench.client.flat_model import FlatModel
 from pfl_bench.client.forward import Forward
 from pfl_bench.client.prefetch import prefetch
+from pfl_bench.config.training import Strict
 from pfl_bench.profiling import phase
 from pfl_bench.rng import Purpose, stream, torch_seed
 from pfl_bench.types import ConfigError, Examples, FederatedSplit, LocalResult, LocalTraining
 
 
-class Options(BaseModel):
+class Options(Strict):
     """Options of the vectorized engine.
 
     Attributes:
@@ -41,8 +42,6 @@ class Options(BaseModel):
         keeps_slots: Whether a run must end where that many do not fit into a GPU's memory, instead
             of going on with half: the seed of a private run's noise takes in how many they are.
     """
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     data_workers: int = Field(default=0, ge=0)
     slots: int | None = Field(default=None, ge=1)
@@ -335,14 +334,4 @@ def _stack(parts: Sequence[Tensor], slots: int, rows: int) -> Tensor:
         ) from None
 
 
-def build(
-    options: Options,
-    model: FlatModel,
-    split: FederatedSplit,
-    forward: Forward,
-    local: LocalTraining,
-    seed: int,
-    notice: Callable[[str], None],
-) -> VectorizedEngine:
-    """Build the engine; see ``VectorizedEngine``."""
-    return VectorizedEngine(options, model, split, forward, local, seed, notice)
+build = VectorizedEngine

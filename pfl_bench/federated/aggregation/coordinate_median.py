@@ -11,17 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
+from pfl_bench.config.training import NoOptions
 from pfl_bench.federated.aggregation._kept import BufferedAggregation, trimmed
 from privacy.mechanism import NoiseScale
 
-
-class Options(BaseModel):
-    """The median has no options."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+Options = NoOptions
 
 
 def _median(updates: Sequence[Tensor]) -> Tensor:

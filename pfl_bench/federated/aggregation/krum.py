@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
+from pfl_bench.config.training import Strict
 from pfl_bench.federated.aggregation._kept import BufferedAggregation, chunks
 from pfl_bench.types import ConfigError
 from privacy.mechanism import NoiseScale
@@ -24,7 +25,7 @@ from privacy.mechanism import NoiseScale
 _FEWEST_MORE = 3  # clients beyond twice the attackers
 
 
-class Options(BaseModel):
+class Options(Strict):
     """Options of Krum.
 
     Attributes:
@@ -32,8 +33,6 @@ class Options(BaseModel):
         num_selected: m: the mean of the m best updates is taken; 1 for Krum, more for Multi-Krum,
             at most n - f.
     """
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     num_attackers: Annotated[int, Field(ge=0)]
     num_selected: Annotated[int, Field(ge=1)] = 1

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
-
+from pfl_bench.config.training import NoOptions
 from pfl_bench.federated.aggregation import Aggregation
 from privacy.mechanism import NoiseScale
 
-
-class Options(BaseModel):
-    """The mean has no options."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+Options = NoOptions
 
 
 def build(options: Options, noise: NoiseScale) -> Aggregation:

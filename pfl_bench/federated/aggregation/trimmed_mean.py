@@ -13,8 +13,9 @@ import itertools
 import math
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from pfl_bench.config.training import Strict
 from pfl_bench.federated.aggregation._kept import BufferedAggregation, trimmed
 from pfl_bench.types import ConfigError
 from privacy.mechanism import NoiseScale
@@ -23,15 +24,13 @@ from privacy.mechanism import NoiseScale
 _ROUNDING = 1e-9
 
 
-class Options(BaseModel):
+class Options(Strict):
     """Options of the trimmed mean.
 
     Attributes:
         trimmed_fraction: Share of a round's clients whose values are cut at each end, rounded
             down, below 0.5; at least the share of attackers, to be of use.
     """
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     trimmed_fraction: Annotated[float, Field(ge=0, lt=0.5)]
 

@@ -36,14 +36,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
-from pfl_bench.config.training import PositiveFloat, PositiveInt
+from pfl_bench.config.training import PositiveFloat, PositiveInt, Strict
 from pfl_bench.types import Algorithm, LocalTraining
 
 
-class Options(BaseModel):
+class Options(Strict):
     """Options of Ditto.
 
     Attributes:
@@ -54,8 +54,6 @@ class Options(BaseModel):
         learning_rate: Rate of a client's own model, which ``local_schedule`` moves too; null for
             ``local_learning_rate``.
     """
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     proximal_weight: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     epochs: PositiveInt | None = None
@@ -85,6 +83,4 @@ class Ditto(Algorithm):
         self._own[user] = model.clone() if model.device.type == "cpu" else model.cpu()
 
 
-def build(options: Options, local_training: LocalTraining) -> Ditto:
-    """Build Ditto for clients that train the central model as ``local_training`` says."""
-    return Ditto(options, local_training)
+build = Ditto

@@ -8,15 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pydantic import BaseModel, ConfigDict
-
+from pfl_bench.config.training import NoOptions
 from pfl_bench.types import Algorithm, LocalTraining
 
-
-class Options(BaseModel):
-    """FedAvg has no options beyond those of every federated run."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+Options = NoOptions
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,23 +34,20 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
-from pfl_bench.config.training import FederatedOptions, PositiveFloat
+from pfl_bench.config.training import FederatedOptions, PositiveFloat, Strict
 from pfl_bench.federated.algorithms._client_memory import LearnsFromClients
 from pfl_bench.types import Algorithm, ConfigError, LocalResult, LocalTraining, UpdateTransform
 from privacy.clipping import l2_norm
 
 
-class Options(BaseModel):
+class Options(Strict):
     """Options of FedDyn.
 
     Attributes:
         alpha: Weight of the terms, above 0; the paper's experiments take 0.001 to 0.1.
     """
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     alpha: PositiveFloat
 

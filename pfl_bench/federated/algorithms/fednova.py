@@ -34,10 +34,11 @@ from __future__ import annotations
 from typing import Annotated
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
 from pfl_bench.client.costs import BYTES_PER_PARAMETER
+from pfl_bench.config.training import Strict
 from pfl_bench.types import (
     Algorithm,
     ClientUpload,
@@ -49,15 +50,13 @@ from pfl_bench.types import (
 _BYTES_OF_NORMALIZER = 4
 
 
-class Options(BaseModel):
+class Options(Strict):
     """Options of FedNova.
 
     Attributes:
         effective_steps: What the mean of the normalised updates is multiplied by, above 0; null for
             the mean of what clients divided by, which they then send.
     """
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     effective_steps: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
 

@@ -10,20 +10,19 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from pfl_bench.config.training import Strict
 from pfl_bench.federated.algorithms.fedavg import FedAvg
 from pfl_bench.types import LocalTraining
 
 
-class Options(BaseModel):
+class Options(Strict):
     """Options of FedProx.
 
     Attributes:
         proximal_weight: The paper's mu, 0 or larger; 0 is FedAvg.
     """
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     proximal_weight: Annotated[float, Field(ge=0, allow_inf_nan=False)]
 

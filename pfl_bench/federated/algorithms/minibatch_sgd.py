@@ -17,21 +17,19 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from pfl_bench.config.training import FederatedOptions
+from pfl_bench.config.training import FederatedOptions, Strict
 from pfl_bench.federated.algorithms.fedavg import FedAvg
 from pfl_bench.types import ConfigError, LocalTraining
 
 
-class Options(BaseModel):
+class Options(Strict):
     """Options of minibatch SGD.
 
     Attributes:
         fraction: Fraction of its examples that a client's step is computed on, above 0, at most 1.
     """
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     fraction: Annotated[float, Field(gt=0, le=1)]
 

@@ -31,9 +31,9 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from pfl_bench.config.training import FederatedOptions
+from pfl_bench.config.training import FederatedOptions, Strict
 from pfl_bench.types import (
     Algorithm,
     ClientUpload,
@@ -51,14 +51,12 @@ _BYTES_OF_WEIGHT = 4
 _LARGEST = 1e30
 
 
-class Options(BaseModel):
+class Options(Strict):
     """Options of q-FedAvg.
 
     Attributes:
         q: How much clients with a large loss count for, 0 or larger; 0 is FedAvg.
     """
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     q: Annotated[float, Field(ge=0, allow_inf_nan=False)]
 

@@ -28,17 +28,11 @@ Source: Nichol, Achiam and Schulman 2018, algorithm 2 (the batched version); Cal
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
-
-from pfl_bench.config.training import FederatedOptions
+from pfl_bench.config.training import FederatedOptions, NoOptions
 from pfl_bench.federated.algorithms.fedavg import FedAvg
 from pfl_bench.types import ConfigError, LocalTraining
 
-
-class Options(BaseModel):
-    """Reptile has no options beyond those of every federated run."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+Options = NoOptions
 
 
 def check(federated: FederatedOptions) -> None:

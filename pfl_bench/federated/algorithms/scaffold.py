@@ -41,24 +41,21 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from pfl_bench.client.costs import BYTES_PER_PARAMETER
-from pfl_bench.config.training import FederatedOptions
+from pfl_bench.config.training import FederatedOptions, Strict
 from pfl_bench.federated.algorithms._client_memory import LearnsFromClients
 from pfl_bench.types import Algorithm, ConfigError, LocalResult, LocalTraining, UpdateTransform
 from privacy.clipping import l2_norm
 
 
-class Options(BaseModel):
+class Options(Strict):
     """Options of SCAFFOLD.
 
     Attributes:
         variant: "paper", or "niid_bench": with local momentum and clients' weights.
     """
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     variant: Literal["paper", "niid_bench"] = "paper"
 

@@ -30,16 +30,17 @@ from typing import Annotated
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 from torch import Tensor
 
 from pfl_bench.client.costs import BYTES_PER_PARAMETER
+from pfl_bench.config.training import Strict
 from pfl_bench.federated.compression import Compression
 from pfl_bench.federated.compression.top_k import keep_largest
 from pfl_bench.rng import Purpose, stream
 
 
-class Options(BaseModel):
+class Options(Strict):
     """Options of count sketches.
 
     Attributes:
@@ -47,8 +48,6 @@ class Options(BaseModel):
         k: Elements that are kept of what is read; of a smaller model, all.
         rows: r, odd, so that there is a median.
     """
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     columns: Annotated[int, Field(ge=1)]
     k: Annotated[int, Field(ge=1)]
@@ -145,6 +144,4 @@ class CountSketch(Compression):
         return result
 
 
-def build(options: Options, num_parameters: int, seed: int) -> CountSketch:
-    """Build the transform."""
-    return CountSketch(options, num_parameters, seed)
+build = CountSketch

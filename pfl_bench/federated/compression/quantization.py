@@ -24,16 +24,17 @@ from typing import Annotated
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
+from pfl_bench.config.training import Strict
 from pfl_bench.federated.compression import Compression
 from pfl_bench.rng import Purpose, stream
 
 _NORM_BITS = 32
 
 
-class Options(BaseModel):
+class Options(Strict):
     """Options of stochastic quantisation.
 
     Attributes:
@@ -41,8 +42,6 @@ class Options(BaseModel):
             7 takes 4, 127 takes 8.
         bucket_size: Elements that share a norm, 2 or more.
     """
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     levels: Annotated[int, Field(ge=1, le=32_767)]
     bucket_size: Annotated[int, Field(ge=2)] = 512
@@ -88,6 +87,4 @@ class Quantization(Compression):
         return quantize(update, self._options.levels, self._options.bucket_size, rng)
 
 
-def build(options: Options, num_parameters: int, seed: int) -> Quantization:
-    """Build the transform."""
-    return Quantization(options, num_parameters, seed)
+build = Quantization

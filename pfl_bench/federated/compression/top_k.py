@@ -24,16 +24,17 @@ from typing import Annotated
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor
 
+from pfl_bench.config.training import Strict
 from pfl_bench.federated.compression import Compression
 from privacy.clipping import l2_norm
 
 _VALUE_BITS = 32
 
 
-class Options(BaseModel):
+class Options(Strict):
     """Options of top-k sparsification; one of the first two is given.
 
     Attributes:
@@ -41,8 +42,6 @@ class Options(BaseModel):
         k: How many elements are sent; of a smaller model, all.
         error_feedback: Whether clients keep what was left out for their next update.
     """
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     fraction: Annotated[float, Field(gt=0, le=1)] | None = None
     k: Annotated[int, Field(ge=1)] | None = None

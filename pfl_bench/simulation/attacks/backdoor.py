@@ -135,6 +135,4 @@ def _image_sides(options: Options, image: Tensor) -> tuple[int, int]:
     return shape[1], shape[2]
 
 
-def build(options: Options, facts: DataFacts, example: Examples) -> Backdoor:
-    """Build the attack on images such as an example."""
-    return Backdoor(options, facts, example)
+build = Backdoor

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pfl_bench.config.training import Strict
+from pfl_bench.config.training import NoOptions
 from pfl_bench.simulation.selection.uniform import Uniform
 from pfl_bench.simulation.selectors import Users
 
-
-class Options(Strict):
-    """The selection among those available has no options."""
+Options = NoOptions
 
 
 def build(options: Options, users: Users) -> Uniform:

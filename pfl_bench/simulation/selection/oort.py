@@ -192,6 +192,4 @@ def _mean(values: NDArray[np.float64]) -> float:
     return float(values.mean()) if len(values) else 0.0
 
 
-def build(options: Options, users: Users) -> Oort:
-    """Build the selector."""
-    return Oort(options, users)
+build = Oort

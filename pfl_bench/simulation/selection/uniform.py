@@ -10,12 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pfl_bench.config.training import Strict
+from pfl_bench.config.training import NoOptions
 from pfl_bench.simulation.selectors import Ids, Selector, Users
 
-
-class Options(Strict):
-    """Uniform selection has no options."""
+Options = NoOptions
 
 
 @dataclass(frozen=True, slots=True)
