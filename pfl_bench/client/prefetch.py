@@ -6,12 +6,15 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from pfl_bench.types import Examples
+from pfl_bench.profiling import phase
+from pfl_bench.rng import Purpose, stream
+from pfl_bench.types import Examples, FederatedSplit
 
 T = TypeVar("T")
 
@@ -66,3 +69,16 @@ def prefetch(jobs: Iterable[Callable[[], T]], workers: int) -> Iterator[T]:
         finally:
             for future in waiting:
                 future.cancel()
+
+
+def read_users(
+    split: FederatedSplit, users: Iterable[int], seed: int, round_index: int, workers: int
+) -> Iterator[tuple[int, Examples]]:
+    """Read the examples of users for a round, each with the user, by ``prefetch``."""
+
+    def read(user: int) -> tuple[int, Examples]:
+        rng = stream(seed, Purpose.AUGMENTATION, round_index, user)
+        with phase("decoding"):
+            return user, split.read_user(user, rng)
+
+    return prefetch((partial(read, user) for user in users), workers)

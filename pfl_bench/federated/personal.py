@@ -37,7 +37,7 @@ class PersonalTraining:
             parts.forward,
             local,
             parts.resolved.config.seed,
-            lambda user: self._pull,
+            correction=lambda user: self._pull,
         )
 
     def train(self, users: NDArray[np.int64], index: int, central: Tensor) -> Iterator[LocalResult]:

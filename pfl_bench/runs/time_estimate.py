@@ -16,7 +16,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pfl_bench.client.costs import measure_step
 from pfl_bench.config.loading import ResolvedConfig
@@ -29,7 +28,14 @@ from pfl_bench.runs.preparing import PreparedRun, prepare
 from pfl_bench.runs.preview import changed
 from pfl_bench.trainers.local_only import LocalTrainer
 from pfl_bench.trainers.personalized import PersonalizedModels
-from pfl_bench.types import FederatedSplit, SingleProcess, Task, TaskAround, UserInputError
+from pfl_bench.types import (
+    FederatedSplit,
+    SingleProcess,
+    SplitAround,
+    Task,
+    TaskAround,
+    UserInputError,
+)
 from privacy.errors import PrivacyError
 
 # Clients or batches of the smaller measurement; of federated clients more, if they are quick.
@@ -234,18 +240,15 @@ def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
     return short - slope * few, slope
 
 
-class _Users:
+class _Users(SplitAround):
     """The first users of a split, who have at least so many examples together."""
 
     def __init__(self, split: FederatedSplit, examples: int) -> None:
+        super().__init__(split)
         users = int(np.searchsorted(split.offsets, examples))
         self.num_users = max(1, min(users, split.num_users))
-        self.offsets: NDArray[np.int64] = split.offsets[: self.num_users + 1]
+        self.offsets = split.offsets[: self.num_users + 1]
         self.num_examples = int(self.offsets[-1])
-        self.name = split.name
-        self.read_user, self.read_range = split.read_user, split.read_range
-        self.read_examples = split.read_examples
-        self._split = split
 
     def client_ids(self) -> Sequence[str]:
         return self._split.client_ids()[: self.num_users]

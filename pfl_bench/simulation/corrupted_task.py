@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -20,6 +20,7 @@ from pfl_bench.types import (
     Examples,
     FederatedSplit,
     HasColumns,
+    SplitAround,
     Task,
     TaskAround,
 )
@@ -31,25 +32,20 @@ _LABELS = "targets"
 _OF_A_USER = 1
 
 
-class CorruptedSplit:
-    """The training split, whose corrupted users have poisoned examples while they attack."""
+class CorruptedSplit(SplitAround):
+    """The training split, whose corrupted users have poisoned examples while they attack.
+
+    Other reading than for training is of the examples as they are: evaluation is honest.
+    """
 
     def __init__(
         self, split: FederatedSplit, poison: Poison, corrupted: frozenset[int], seed: int
     ) -> None:
-        self._split = split
+        super().__init__(split)
         self.poison = poison
         self._seed = seed
         self.corrupted = corrupted
         self.is_attacked = True
-        self.name = split.name
-        self.offsets = split.offsets
-        self.num_users = split.num_users
-        self.num_examples = split.num_examples
-
-    def client_ids(self) -> Sequence[str]:
-        """The users' identifiers."""
-        return self._split.client_ids()
 
     def read_user(self, user: int, rng: np.random.Generator) -> Examples:
         """Read a user's examples for training, poisoned if the user is corrupted."""
@@ -60,34 +56,20 @@ class CorruptedSplit:
         own = stream(self._seed, Purpose.ATTACK, _OF_A_USER, user)
         return self.poison.corrupt(examples, own)
 
-    def read_range(self, start: int, stop: int) -> Examples:
-        """Read the examples ``start:stop`` as they are: evaluation is honest."""
-        return self._split.read_range(start, stop)
 
-    def read_examples(self, indices: NDArray[np.int64], rng: np.random.Generator) -> Examples:
-        """Read chosen examples as they are."""
-        return self._split.read_examples(indices, rng)
-
-
-class AttackSplit:
+class AttackSplit(SplitAround):
     """The examples of the test split that the attack is after, as it presents them.
 
     ``kept``, of shape (n,), ascending, says which of the test split's they are.
     """
 
-    name = SPLIT
-
     def __init__(self, split: FederatedSplit, poison: Poison, kept: NDArray[np.int64]) -> None:
-        self._split = split
+        super().__init__(split)
         self._poison = poison
         self.kept = kept
+        self.name = SPLIT
         self.offsets = np.searchsorted(kept, split.offsets).astype(np.int64)
-        self.num_users = split.num_users
         self.num_examples = len(kept)
-
-    def client_ids(self) -> Sequence[str]:
-        """The test users' identifiers."""
-        return self._split.client_ids()
 
     def read_user(self, user: int, rng: np.random.Generator) -> Examples:
         """Read one user's examples; ``rng`` stays untouched."""

@@ -127,3 +127,28 @@ class FederatedSplit(Protocol):
 
     def read_examples(self, indices: NDArray[np.int64], rng: np.random.Generator) -> Examples:
         """Read chosen examples of the pooled split for training, in the order of ``indices``."""
+
+
+class SplitAround:
+    """Base of a split around another: it is and reads as the other but where it says otherwise."""
+
+    def __init__(self, split: FederatedSplit) -> None:
+        self.name, self.offsets = split.name, split.offsets
+        self.num_users, self.num_examples = split.num_users, split.num_examples
+        self._split = split
+
+    def client_ids(self) -> Sequence[str]:
+        """See ``FederatedSplit``."""
+        return self._split.client_ids()
+
+    def read_user(self, user: int, rng: np.random.Generator) -> Examples:
+        """See ``FederatedSplit``."""
+        return self._split.read_user(user, rng)
+
+    def read_range(self, start: int, stop: int) -> Examples:
+        """See ``FederatedSplit``."""
+        return self._split.read_range(start, stop)
+
+    def read_examples(self, indices: NDArray[np.int64], rng: np.random.Generator) -> Examples:
+        """See ``FederatedSplit``; ``indices`` has shape (n,)."""
+        return self._split.read_examples(indices, rng)

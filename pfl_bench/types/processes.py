@@ -4,30 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class WorkerGroup(Protocol):
-    """The processes of a run, as one of them sees them.
+class WorkerGroup:
+    """Base of the processes of a run, as one of them sees them: here one that is alone.
 
     Rank 0 leads: it alone draws cohorts, noises, takes the central step and writes. The others
     wait for its messages. Calls are made in one order by all of them.
+
+    Attributes:
+        rank: Number of this process; 0 leads.
+        size: Number of processes.
+        description: Of the processes, such as "2 worker processes"; empty for one.
     """
 
-    @property
-    def rank(self) -> int:
-        """Number of this process; 0 leads."""
-
-    @property
-    def size(self) -> int:
-        """Number of processes."""
-
-    @property
-    def description(self) -> str:
-        """Description of the processes, such as "2 worker processes"; empty for one."""
+    rank: int = 0
+    size: int = 1
+    description: str = ""
 
     def broadcast(self, message: Any, vector: Tensor | None = None) -> tuple[Any, Tensor | None]:
         """Give the lead's message, and a vector with it, to all.
@@ -44,6 +41,7 @@ class WorkerGroup(Protocol):
         Raises:
             WorkerError: A process has died.
         """
+        return message, vector
 
     def send(self, part: Any, vectors: Sequence[Tensor] = ()) -> None:
         """Bring the lead something; not called by the lead.
@@ -55,6 +53,7 @@ class WorkerGroup(Protocol):
         Raises:
             WorkerError: The lead has died.
         """
+        raise RuntimeError("this process leads, or is alone: nobody takes what it brings")
 
     def receive(self, rank: int) -> tuple[Any, Iterator[Tensor]]:
         """Take what another rank brings; called by the lead, rank by rank.
@@ -70,39 +69,21 @@ class WorkerGroup(Protocol):
             UserInputError: What the rank ``fail``ed with.
             PrivacyError: Likewise.
         """
+        raise RuntimeError(f"rank {rank} brings nothing: this process does not lead, or is alone")
 
     def fail(self, error: Exception) -> None:
-        """Tell the lead, which waits in ``receive``, that this rank cannot go on."""
+        """Tell the lead, which waits in ``receive``, that this rank cannot go on.
+
+        The lead's own error needs no telling, and is raised.
+        """
+        raise error
 
     def close(self) -> None:
         """Let go of the others: on the lead, the run has ended and so do they."""
 
 
-class SingleProcess:
+class SingleProcess(WorkerGroup):
     """The group of a run in one process."""
-
-    rank = 0
-    size = 1
-    description = ""
-
-    def broadcast(self, message: Any, vector: Tensor | None = None) -> tuple[Any, Tensor | None]:
-        """Nobody else is there."""
-        return message, vector
-
-    def send(self, part: Any, vectors: Sequence[Tensor] = ()) -> None:
-        """Nobody else is there."""
-        raise RuntimeError("a process that is alone leads, and brings nothing")
-
-    def receive(self, rank: int) -> tuple[Any, Iterator[Tensor]]:
-        """Nobody else is there."""
-        raise RuntimeError(f"there is no rank {rank}: this process is alone")
-
-    def fail(self, error: Exception) -> None:
-        """Nobody waits for this."""
-        raise error
-
-    def close(self) -> None:
-        """Nobody else is there."""
 
 
 @dataclass(frozen=True)

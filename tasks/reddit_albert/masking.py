@@ -16,15 +16,13 @@ random tokens may be special ones too.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from pfl_bench.data import StoredSplit
-from pfl_bench.types import Examples
+from pfl_bench.types import Examples, SplitAround
 
 SPECIAL = ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")
 PAD_ID, UNKNOWN_ID, START_ID, END_ID, MASK_ID = range(5)
@@ -74,7 +72,7 @@ class HideTokens:
         return torch.stack([read, inputs.masked_fill(hidden, HIDDEN)], dim=2)
 
 
-class MaskedSplit:
+class MaskedSplit(SplitAround):
     """One split of a store: plain for training, its tokens hidden for evaluation.
 
     What evaluation hides of an example depends on nothing but the split's name and the example's
@@ -82,29 +80,13 @@ class MaskedSplit:
     """
 
     def __init__(self, stored: StoredSplit, transform: HideTokens) -> None:
-        self._stored = stored
+        super().__init__(stored)
         self._transform = transform
         self._stream = zlib.crc32(stored.name.encode())
-        self.name: str = stored.name
-        self.offsets: NDArray[np.int64] = stored.offsets
-        self.num_users: int = stored.num_users
-        self.num_examples: int = stored.num_examples
-
-    def client_ids(self) -> Sequence[str]:
-        """Identifiers of the users, in the order of ``offsets``."""
-        return self._stored.client_ids()
-
-    def read_user(self, user: int, rng: np.random.Generator) -> Examples:
-        """Read a user's blocks, or a fresh random subset; see ``StoredSplit.read_user``."""
-        return self._stored.read_user(user, rng)
-
-    def read_examples(self, indices: NDArray[np.int64], rng: np.random.Generator) -> Examples:
-        """Read chosen blocks for training; see ``StoredSplit.read_examples``."""
-        return self._stored.read_examples(indices, rng)
 
     def read_range(self, start: int, stop: int) -> Examples:
         """Read the blocks ``start:stop`` of all users as evaluation sees them, tokens hidden."""
-        tokens = self._stored.read_range(start, stop).inputs
+        tokens = self._split.read_range(start, stop).inputs
         if not len(tokens):
             return Examples(tokens, tokens)
         seeds = ([_EVALUATION_SEED, self._stream, place] for place in range(start, stop))

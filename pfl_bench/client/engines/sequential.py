@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Final
 
 import numpy as np
@@ -16,10 +15,9 @@ from pfl_bench.client.batches import local_batches, num_used
 from pfl_bench.client.factored_gradients import FactoredGradient, FactoredGradients
 from pfl_bench.client.flat_model import FlatModel, clip_each, descend, global_clip_factor
 from pfl_bench.client.forward import Forward
-from pfl_bench.client.prefetch import prefetch
+from pfl_bench.client.prefetch import read_users
 from pfl_bench.client.step_terms import add_to_momentum_, apply_proximal_and_decay_
 from pfl_bench.config.training import Strict
-from pfl_bench.profiling import phase
 from pfl_bench.rng import Purpose, seed_torch, stream
 from pfl_bench.types import Examples, FederatedSplit, LocalResult, LocalTraining
 
@@ -47,12 +45,13 @@ class SequentialEngine:
     A client's draws come from its own streams, named by (seed, round, user): neither the order of
     clients nor the number of reading threads changes a result. The model's dropout, if any, is on
     during training. ``correction`` is added to the gradients of a user's steps, see
-    ``Algorithm.correction``.
+    ``Algorithm.correction``. There is nothing to give ``notice`` of.
     """
 
     description = "sequential"
     trains_alone = True
 
+    # The interface of engines, whose last parameter is for those that serve algorithms.
     def __init__(
         self,
         options: Options,
@@ -61,6 +60,7 @@ class SequentialEngine:
         forward: Forward,
         local: LocalTraining,
         seed: int,
+        notice: Callable[[str], None] | None = None,
         correction: Correction | None = None,
     ) -> None:
         self._options = options
@@ -85,16 +85,13 @@ class SequentialEngine:
         it before asking for the next.
         """
         self._model.module.train()
-        jobs = (partial(self._read, user, round_index) for user in users.tolist())
-        for user, examples in prefetch(jobs, self._options.data_workers):
+        read = read_users(
+            self._split, users.tolist(), self._seed, round_index, self._options.data_workers
+        )
+        for user, examples in read:
             with self._products:
                 result = self._train_client(user, examples, round_index, central)
             yield result
-
-    def _read(self, user: int, round_index: int) -> tuple[int, Examples]:
-        rng = stream(self._seed, Purpose.AUGMENTATION, round_index, user)
-        with phase("decoding"):
-            return user, self._split.read_user(user, rng)
 
     def _train_client(
         self, user: int, examples: Examples, round_index: int, central: Tensor
@@ -176,16 +173,4 @@ def _like(weight: Tensor, vector: Tensor) -> Tensor:
     return vector.as_strided(weight.shape, weight.stride(), weight.storage_offset())
 
 
-# Eight parameters: the interface of engines, the last for those that serve algorithms.
-def build(
-    options: Options,
-    model: FlatModel,
-    split: FederatedSplit,
-    forward: Forward,
-    local: LocalTraining,
-    seed: int,
-    notice: Callable[[str], None],
-    correction: Correction | None = None,
-) -> SequentialEngine:
-    """Build the engine; see ``SequentialEngine``. It has nothing to give notice of."""
-    return SequentialEngine(options, model, split, forward, local, seed, correction)
+build = SequentialEngine

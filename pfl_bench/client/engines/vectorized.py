@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
@@ -26,9 +25,8 @@ from pfl_bench.client.batched.slot_weights import SlotWeights
 from pfl_bench.client.batches import Batch, local_batches, num_used
 from pfl_bench.client.flat_model import FlatModel
 from pfl_bench.client.forward import Forward
-from pfl_bench.client.prefetch import prefetch
+from pfl_bench.client.prefetch import read_users
 from pfl_bench.config.training import Strict
-from pfl_bench.profiling import phase
 from pfl_bench.rng import Purpose, stream, torch_seed
 from pfl_bench.types import ConfigError, Examples, FederatedSplit, LocalResult, LocalTraining
 
@@ -157,11 +155,8 @@ class VectorizedEngine:
         self, users: Sequence[int], round_index: int, central: Tensor
     ) -> Iterator[LocalResult]:
         self._model.module.train()
-        jobs = (partial(self._read, user, round_index) for user in users)
-        waiting = (
-            self._begin(user, examples, round_index)
-            for user, examples in prefetch(jobs, self._options.data_workers)
-        )
+        read = read_users(self._split, users, self._seed, round_index, self._options.data_workers)
+        waiting = (self._begin(user, examples, round_index) for user, examples in read)
         if self._weights is None:
             self._weights = SlotWeights(self._model, self._slots)
             if self._local.momentum:
@@ -203,11 +198,6 @@ class VectorizedEngine:
                 if slot < len(clients):
                     self._move(len(clients), slot)
                     clients[slot] = last
-
-    def _read(self, user: int, round_index: int) -> tuple[int, Examples]:
-        rng = stream(self._seed, Purpose.AUGMENTATION, round_index, user)
-        with phase("decoding"):
-            return user, self._split.read_user(user, rng)
 
     def _begin(self, user: int, examples: Examples, round_index: int) -> _Client:
         rng = stream(self._seed, Purpose.LOCAL_TRAINING, round_index, user)

@@ -84,13 +84,11 @@ def _make_file(size: int) -> str:
     return path
 
 
-class LeadOfProcesses:
+class LeadOfProcesses(WorkerGroup):
     """The lead's side of ``size`` processes, itself among them, 2 or more.
 
     ``work``, a function of a module, is what a worker does with its group until its lead lets go.
     """
-
-    rank = 0
 
     def __init__(self, size: int, work: Callable[[WorkerGroup], None]) -> None:
         self.size = size
@@ -132,10 +130,6 @@ class LeadOfProcesses:
             except OSError:
                 raise _died(rank, process) from None
         return message, vector
-
-    def send(self, part: Any, vectors: Sequence[Tensor] = ()) -> None:
-        """The lead brings nothing."""
-        raise RuntimeError("the lead takes what others bring")
 
     def receive(self, rank: int) -> tuple[Any, Iterator[Tensor]]:
         """See ``WorkerGroup``; vectors, shape (P,), are views of the worker's place."""
@@ -179,10 +173,6 @@ class LeadOfProcesses:
             os.unlink(self._vectors.path)
             self._is_removed = True
 
-    def fail(self, error: Exception) -> None:
-        """The lead's own error needs no telling."""
-        raise error
-
     def close(self) -> None:
         """Let the workers end, and wait for them."""
         self._stalls.close()
@@ -197,7 +187,7 @@ class LeadOfProcesses:
         self._remove_file()
 
 
-class _Worker:
+class _Worker(WorkerGroup):
     """A worker's side."""
 
     def __init__(self, rank: int, size: int, pipe: Connection) -> None:
@@ -223,9 +213,6 @@ class _Worker:
             assert self._vectors is not None
             self._vectors.place(self.rank, vector.dtype).copy_(vector)
             _send(self._pipe, None)
-
-    def receive(self, rank: int) -> tuple[Any, Iterator[Tensor]]:
-        raise RuntimeError("only the lead takes")
 
     def fail(self, error: Exception) -> None:
         _send(self._pipe, Failure(self.rank, error))

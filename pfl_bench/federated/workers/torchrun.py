@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pfl_bench.federated.workers.messages import Failure
 from pfl_bench.federated.workers.stalls import StallWatch
-from pfl_bench.types import ConfigError, WorkerError
+from pfl_bench.types import ConfigError, WorkerError, WorkerGroup
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -77,7 +77,7 @@ def _agree(store: Store, rank: int, size: int, seconds: float = 300.0) -> str:
     return own
 
 
-class TorchrunGroup:
+class TorchrunGroup(WorkerGroup):
     """The processes of ``torchrun``, over gloo, and NCCL for what is on GPUs.
 
     Orders and parts are objects on the CPU. The lead hears from one rank after another, so that it

@@ -250,7 +250,13 @@ def test_a_correction_is_added_to_each_step_s_clipped_gradient() -> None:
 
     def update(correction: Tensor | None) -> Tensor:
         engine = SequentialEngine(
-            Options(), model, task.split("train"), forward, local, 3, lambda user: correction
+            Options(),
+            model,
+            task.split("train"),
+            forward,
+            local,
+            3,
+            correction=lambda user: correction,
         )
         (result,) = engine.train(np.array([7]), 1, start_vector)
         return result.update.clone()

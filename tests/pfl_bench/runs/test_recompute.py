@@ -385,23 +385,25 @@ def weights_kept(patch: Patch) -> None:
 
 
 def padding_leaks(patch: Patch) -> None:
-    read = sequential.SequentialEngine._read
+    read = sequential.read_users
 
-    def padded(self: Any, user: int, number: int) -> Any:
-        who, examples = read(self, user, number)
-        inputs = torch.cat([examples.inputs, torch.zeros_like(examples.inputs[:1])])
-        return who, Examples(inputs, torch.cat([examples.targets, examples.targets[:1]]))
+    def padded(*arguments: Any) -> Any:
+        for who, examples in read(*arguments):
+            inputs = torch.cat([examples.inputs, torch.zeros_like(examples.inputs[:1])])
+            yield who, Examples(inputs, torch.cat([examples.targets, examples.targets[:1]]))
 
-    patch.setattr(sequential.SequentialEngine, "_read", padded)
+    patch.setattr(sequential, "read_users", padded)
 
 
 def another_s_data(patch: Patch) -> None:
-    read = sequential.SequentialEngine._read
+    read = sequential.read_users
 
-    def swapped(self: Any, user: int, number: int) -> Any:
-        return user, read(self, user - 1 if user % 5 == 1 else user, number)[1]
+    def swapped(split: Any, users: list[int], *arguments: Any) -> Any:
+        others = [user - 1 if user % 5 == 1 else user for user in users]
+        for user, (_, examples) in zip(users, read(split, others, *arguments), strict=True):
+            yield user, examples
 
-    patch.setattr(sequential.SequentialEngine, "_read", swapped)
+    patch.setattr(sequential, "read_users", swapped)
 
 
 def user_of_every_round(patch: Patch) -> None:

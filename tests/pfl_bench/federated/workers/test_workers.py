@@ -167,7 +167,7 @@ def test_one_process_is_a_crew_of_its_own() -> None:
     group.close()
 
 
-class Ordered:
+class Ordered(WorkerGroup):
     """A group of rank 1 of 2 whose lead has said all it will say.
 
     Args:
@@ -189,14 +189,8 @@ class Ordered:
     def send(self, part: Any, vectors: Sequence[Tensor] = ()) -> None:
         self.brought.append((part, [vector.clone() for vector in vectors]))
 
-    def receive(self, rank: int) -> tuple[Any, Iterator[Tensor]]:
-        raise RuntimeError("only the lead takes")
-
     def fail(self, error: Exception) -> None:
         self.failed.append(error)
-
-    def close(self) -> None:
-        pass
 
 
 class WithBuffer(torch.nn.Linear):
