@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,12 +25,13 @@ from pfl_bench.federated.parts import FederatedParts, build_engine
 from pfl_bench.federated.privacy_session import PrivateRounds, PublicRounds, make_federated_plan
 from pfl_bench.federated.round import RoundParts, run_round
 from pfl_bench.federated.sampling import build_participants
-from pfl_bench.federated.shards import num_shards
+from pfl_bench.federated.shards import expected_work, num_shards
 from pfl_bench.federated.state_watch import StateWatch
 from pfl_bench.federated.workers.messages import Begin, Built, SharedTraining, await_workers
 from pfl_bench.types import (
     ConfigError,
     Engine,
+    ExpectedWork,
     OwnModels,
     Participants,
     SingleProcess,
@@ -151,6 +153,15 @@ class FederatedTrainer(Trainer):
         write_gradient(self._algorithm, mean_update.to(self.central.device), self._gradient)
         self._optimizer.step()
         return rate
+
+    def expected_work(self) -> ExpectedWork:
+        """Of whole cohorts, in which each client has the work of the mean client."""
+        parts, cohort_size = self._parts, self._options.cohort_size
+        each = expected_work(np.diff(parts.split.offsets), parts.algorithm.local_training)
+        clients = float(self.total * cohort_size)
+        steps, examples = (clients * float(work.mean()) for work in each)
+        down, up = clients * parts.download_bytes, clients * parts.upload_bytes
+        return ExpectedWork(cohort_size, clients, steps, examples, None, down, up)
 
     def close(self) -> None:
         """Close the ledger."""

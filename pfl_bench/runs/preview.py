@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import resource
 import sys
@@ -11,15 +10,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-
 from pfl_bench.config.loading import ResolvedConfig, resolve
 from pfl_bench.config.yaml_text import with_overrides
-from pfl_bench.federated.parts import FederatedParts
-from pfl_bench.federated.shards import expected_work
 from pfl_bench.runs.folder import RunFolder
 from pfl_bench.runs.preparing import PreparedRun, prepare
-from pfl_bench.trainers.personalized import PersonalizedModels
 from pfl_bench.types import RunFolderError
 from privacy.statement.statement import PrivacyStatement
 
@@ -139,39 +133,17 @@ def changed(resolved: ResolvedConfig, overrides: Iterable[str]) -> ResolvedConfi
 
 def expected_cost(prepared: PreparedRun) -> Cost:
     """Expected cost of the training of a run."""
-    parts, trainer, step = prepared.parts, prepared.trainer, prepared.step
-    config, total = parts.resolved.config, prepared.trainer.total
-    split = parts.task.split("train")
-    if isinstance(parts, FederatedParts):
-        local = parts.algorithm.local_training
-        steps, examples = expected_work(np.diff(split.offsets), local)
-        clients = parts.options.cohort_size
-        flops = float((step.per_step * steps + step.per_example * examples).mean())
-        sent = float(total * clients)
-        return Cost(
-            trainer.unit,
-            total,
-            clients,
-            float(steps.mean()),
-            sent * flops,
-            sent * parts.download_bytes,
-            sent * parts.upload_bytes,
-        )
-    if config.central is not None:
-        steps_an_epoch = math.ceil(split.num_examples / config.central.batch_size)
-        flops = float(step.of(steps_an_epoch, split.num_examples))
-        return Cost(trainer.unit, total, None, float(steps_an_epoch), total * flops, None, None)
-    assert isinstance(trainer, PersonalizedModels)
-    work = trainer.expected_work()
+    trainer, step = prepared.trainer, prepared.step
+    work, total = trainer.expected_work(), trainer.total
     computed = step.per_step * work.steps + step.per_example * work.examples
     return Cost(
         trainer.unit,
         total,
-        max(1, round(work.clients / total)),
-        work.steps / work.clients,
+        None if work.clients is None else max(1, round(work.clients / total)),
+        work.steps / (work.clients or total),
         computed if work.flops is None else work.flops,
-        work.num_bytes,
-        work.num_bytes,
+        work.bytes_down,
+        work.bytes_up,
     )
 
 

@@ -23,11 +23,9 @@ from pfl_bench.evaluation.evaluator import Evaluator
 from pfl_bench.federated.autotune import settle
 from pfl_bench.federated.engine_times import expected_client_seconds
 from pfl_bench.federated.parts import FederatedParts, RunParts, build_run
-from pfl_bench.federated.shards import expected_work
 from pfl_bench.runs.preparing import PreparedRun, prepare
 from pfl_bench.runs.preview import changed
 from pfl_bench.trainers.local_only import LocalTrainer
-from pfl_bench.trainers.personalized import PersonalizedModels
 from pfl_bench.types import (
     FederatedSplit,
     SingleProcess,
@@ -85,8 +83,9 @@ def estimate_time(resolved: ResolvedConfig) -> TimeEstimate:
         workers = 1 if parts.options.workers == "auto" else int(parts.options.workers)
     alone = [] if resolved.config.federated is None else ["federated.workers=1"]
     with _begun(resolved, alone) as whole:
-        most, examples = _work(whole)
+        work = whole.trainer.expected_work()
         evaluation = _evaluation_seconds(whole)
+    most, examples = work.at_once, work.examples
     few = min(wanted, max(1, most // 2))
     counts: tuple[int, ...] = (few, min(2 * few, most))
     try:
@@ -116,26 +115,6 @@ def estimate_time(resolved: ResolvedConfig) -> TimeEstimate:
     return TimeEstimate(
         trainer.total * fixed + slope * examples / workers, evaluation, workers, measured
     )
-
-
-def _work(whole: PreparedRun) -> tuple[int, float]:
-    """Clients (batches) of a round at most, and examples of the whole run."""
-    config, train = whole.parts.resolved.config, whole.parts.task.split("train")
-    if config.central is not None:
-        most = -(-train.num_examples // config.central.batch_size)
-        return most, float(config.central.num_epochs * train.num_examples)
-    if isinstance(whole.parts, FederatedParts):
-        cohort = whole.parts.options.cohort_size
-        local = whole.parts.algorithm.local_training
-        each = expected_work(np.diff(train.offsets), local)[1]
-        return cohort, float(each.mean()) * cohort * whole.trainer.total
-    assert isinstance(whole.trainer, PersonalizedModels)
-    work = whole.trainer.expected_work()
-    if config.local is not None:
-        return config.local.clients_per_round, work.examples
-    assert config.multitask is not None
-    rounds = config.multitask.num_rounds * config.multitask.participation
-    return round(work.clients / rounds), work.examples
 
 
 def _one_round(resolved: ResolvedConfig, count: int) -> tuple[float, float]:

@@ -27,14 +27,12 @@ from pfl_bench.client.optimizers import build_optimizer, rate_factor, set_rate
 from pfl_bench.client.precision import new_loss_sum
 from pfl_bench.client.prefetch import MicroBatch, prefetch
 from pfl_bench.config.loading import ResolvedConfig
-from pfl_bench.config.training import CentralOptions
 from pfl_bench.federated import private_seed
 from pfl_bench.federated.parts import RunParts
-from pfl_bench.federated.private_seed import OtherSeedError
 from pfl_bench.rng import Purpose, seed_torch, stream, torch_seed
 from pfl_bench.trainers.dp_sgd import PrivateSteps
 from pfl_bench.trainers.private_statistics import release_statistics, requested_statistics
-from pfl_bench.types import ConfigError, FederatedSplit, Trainer
+from pfl_bench.types import ConfigError, ExpectedWork, FederatedSplit, Trainer
 from privacy.errors import BudgetExceededError
 from privacy.ledger import Ledger
 from privacy.mechanisms import gaussian
@@ -104,7 +102,7 @@ class CentralTrainer(Trainer):
         options = resolved.config.central
         if options is None:
             raise ConfigError("a central trainer needs the section 'central'")
-        self._options: CentralOptions = options
+        self._options = options
         self._split: FederatedSplit = task.split("train")
         self._model = model
         self._forward = parts.forward
@@ -144,10 +142,7 @@ class CentralTrainer(Trainer):
             self._released: dict[str, Any] | None = None
 
     def advance(self, index: int) -> dict[str, float]:
-        """Run epoch ``index``, 1-based; gives its scalars.
-
-        privacy.errors.BudgetExceededError if the epoch would exceed the budget.
-        """
+        """Run epoch ``index``, 1-based, and give its scalars; past the budget nothing is drawn."""
         started = time.perf_counter()
         if self.plan is not None:
             self._check_budget(self.plan, index)
@@ -192,6 +187,11 @@ class CentralTrainer(Trainer):
         scalars["time/round_seconds"] = time.perf_counter() - started
         return scalars
 
+    def expected_work(self) -> ExpectedWork:
+        """Of whole epochs, each with as many examples as there are."""
+        steps, examples = self._steps_per_epoch, self._split.num_examples
+        return ExpectedWork(steps, None, float(steps * self.total), float(examples * self.total))
+
     def _record(self, epoch: int, lost: int) -> None:
         """Write the epoch's line of the ledger: its steps, what was seen of them, and a digest."""
         if self._ledger is None:
@@ -210,10 +210,7 @@ class CentralTrainer(Trainer):
         self._digest = self._ledger.digest(epoch)
 
     def begin(self, done: int) -> None:
-        """Open a private run's ledger; check that the run goes on, after ``done`` epochs, from it.
-
-        privacy.errors.LedgerError if the ledger is damaged or of another run.
-        """
+        """Open a private run's ledger; check that the run goes on from it; see ``Trainer``."""
         if self.plan is not None:
             if self._statistics is not None and self._released is None:
                 # Of a run that goes on, they came with its checkpoint.
@@ -340,7 +337,7 @@ class CentralTrainer(Trainer):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what ``state_dict`` gave; RunFolderError of a private run of other streams."""
         if self.plan is not None and state["seed"] != self._batch_seed:
-            raise OtherSeedError(self._ledger_path.parent)
+            raise private_seed.OtherSeedError(self._ledger_path.parent)
         self._model.vector.copy_(state["central"])
         self._model.load_buffers(state["buffers"])
         self._optimizer.load_state_dict(state["optimizer"])

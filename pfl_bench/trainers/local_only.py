@@ -30,8 +30,8 @@ from pfl_bench.evaluation.splits import measured_names
 from pfl_bench.federated.parts import RunParts
 from pfl_bench.metrics import build_metrics
 from pfl_bench.rng import Purpose, seed_torch, stream
-from pfl_bench.trainers.personalized import ExpectedWork, PersonalizedModels
-from pfl_bench.types import ConfigError, Examples, Task
+from pfl_bench.trainers.personalized import PersonalizedModels
+from pfl_bench.types import ConfigError, Examples, ExpectedWork, Task
 
 # Chosen models that fit into so much are kept; larger ones are trained again when wanted.
 MAX_KEPT_BYTES = 64 * 2**20
@@ -104,9 +104,11 @@ class LocalTrainer(PersonalizedModels):
     def expected_work(self) -> ExpectedWork:
         """Every client's passes over its examples, at each rate of the grid."""
         sizes = np.diff(self._train.offsets)[self._clients.users]
-        passes = self._options.num_epochs * len(self._options.learning_rates)
-        steps = passes * np.ceil(sizes / self._options.batch_size).sum()
-        return ExpectedWork(len(sizes), float(steps), float(passes * sizes.sum()), None, 0.0)
+        options = self._options
+        passes = options.num_epochs * len(options.learning_rates)
+        steps = float(passes * np.ceil(sizes / options.batch_size).sum())
+        examples = float(passes * sizes.sum())
+        return ExpectedWork(options.clients_per_round, len(sizes), steps, examples, None, 0.0, 0.0)
 
     def _find_val_users(self) -> NDArray[np.int64]:
         found = np.full(len(self._clients.users), -1)

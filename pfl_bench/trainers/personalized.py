@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,30 +9,11 @@ from pfl_bench.evaluation.personalized_clients import PersonalizedClients
 from pfl_bench.types import FederatedSplit, PersonalModels, Trainer
 
 
-@dataclass(frozen=True)
-class ExpectedWork:
-    """Expected work of all rounds of a run together.
-
-    ``clients`` counts trainings of a client, one client in two rounds twice; ``flops`` is None
-    where it follows from steps and examples; ``num_bytes`` go each way, to clients and from them.
-    """
-
-    clients: float
-    steps: float
-    examples: float
-    flops: float | None
-    num_bytes: float
-
-
 class PersonalizedModels(Trainer):
     """Base of trainers whose only models are the clients' own: no release, no centre."""
 
     def __init__(self, clients: PersonalizedClients) -> None:
         self._clients = clients
-
-    def expected_work(self) -> ExpectedWork:
-        """Expected work of training, if no loss diverges."""
-        raise NotImplementedError
 
     def _put_model(self, place: int) -> None:
         """Put the model of the client at a place among ``clients`` into the working memory."""

@@ -47,6 +47,7 @@ from pfl_bench.types.tasks import SkipsOutputs as SkipsOutputs
 from pfl_bench.types.tasks import Task as Task
 from pfl_bench.types.tasks import TaskAround as TaskAround
 from pfl_bench.types.tasks import TransformsBatches as TransformsBatches
+from pfl_bench.types.trainer import ExpectedWork as ExpectedWork
 from pfl_bench.types.trainer import PrivateSeed as PrivateSeed
 from pfl_bench.types.trainer import Trainer as Trainer
 from pfl_bench.types.training import Engine as Engine

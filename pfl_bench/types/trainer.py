@@ -30,6 +30,30 @@ class PrivateSeed:
         return {"value": f"{self.value:064x}", "nonce": self.nonce, "parts": dict(self.parts)}
 
 
+@dataclass(frozen=True)
+class ExpectedWork:
+    """Expected work of all steps of a run together, if no loss diverges.
+
+    Attributes:
+        at_once: Clients of a round at most; of central training, batches of an epoch.
+        clients: Trainings of a client, one client in two rounds twice; None where the data are
+            pooled.
+        steps: Optimizer steps of all clients; of multi-task training, dual coordinate steps.
+        examples: That go through them.
+        flops: None where they follow from steps and examples.
+        bytes_down: That clients receive; None where nothing is sent.
+        bytes_up: That they send.
+    """
+
+    at_once: int
+    clients: float | None
+    steps: float
+    examples: float
+    flops: float | None = None
+    bytes_down: float | None = None
+    bytes_up: float | None = None
+
+
 class Trainer:
     """Base of trainers: what one has that keeps neither ledger nor models of the clients' own.
 
@@ -70,6 +94,10 @@ class Trainer:
         "systems/flops" where those do not tell the FLOPs; and "systems/bytes_down",
         "systems/bytes_up" if it sends.
         """
+        raise NotImplementedError
+
+    def expected_work(self) -> ExpectedWork:
+        """Expected work of the whole run, by its settings and the sizes of its clients."""
         raise NotImplementedError
 
     def begin(self, done: int) -> None:

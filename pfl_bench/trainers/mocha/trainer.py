@@ -39,8 +39,8 @@ from pfl_bench.trainers.mocha.dual import (
     mean_relationship,
     sigma_prime,
 )
-from pfl_bench.trainers.personalized import ExpectedWork, PersonalizedModels
-from pfl_bench.types import ConfigError, Examples
+from pfl_bench.trainers.personalized import PersonalizedModels
+from pfl_bench.types import ConfigError, Examples, ExpectedWork
 
 MAX_CLIENTS = 5000
 RESCALINGS = 20
@@ -146,9 +146,10 @@ class MultitaskTrainer(PersonalizedModels):
         """The coordinate steps of the clients that take part, an example each."""
         options = self._options
         rounds = options.num_rounds * options.participation
-        clients = rounds * len(self._clients.users)
+        count = len(self._clients.users)
         steps = rounds * options.local_epochs * float(self._offsets[-1])
-        return ExpectedWork(clients, steps, steps, self._flops(steps), self._bytes(clients))
+        sent = self._bytes(rounds * count)
+        return ExpectedWork(count, rounds * count, steps, steps, self._flops(steps), sent, sent)
 
     def _rescale(self) -> float:
         """Shrink all dual variables by the power of 1/2 that is best under a new relationship.
