@@ -20,46 +20,22 @@ from pfl_bench.types import ConfigError
 PACKAGES = ("pfl_bench", "privacy", "tasks")
 # Libraries that compute, decode or calibrate what a run releases; those absent are None.
 LIBRARIES = (
-    "torch",
-    "torchvision",
-    "opacus",
-    "dp-accounting",
-    "numpy",
-    "scipy",
-    "scikit-learn",
-    "h5py",
-    "pillow",
-    "transformers",
-    "sentencepiece",
-)
+    "torch", "torchvision", "opacus", "dp-accounting", "numpy", "scipy", "scikit-learn", "h5py",
+    "pillow", "transformers", "sentencepiece",
+)  # fmt: skip
 # Environment variables by which libraries choose other instructions or another order of sums begin
 # so; of those, the ones that end so only print, or set threads, which are recorded by themselves.
 SWITCHES = (
-    "ATEN_",
-    "DNNL_",
-    "GLIBC_TUNABLES",
-    "KMP_DETERMINISTIC_REDUCTION",
-    "MKL_",
-    "NPY_",
-    "ONEDNN_",
-    "OPENBLAS_",
-    "PYTORCH_MPS_",
-    "TORCH_MKLDNN_",
-)
+    "ATEN_", "DNNL_", "GLIBC_TUNABLES", "KMP_DETERMINISTIC_REDUCTION", "MKL_", "NPY_", "ONEDNN_",
+    "OPENBLAS_", "PYTORCH_MPS_", "TORCH_MKLDNN_",
+)  # fmt: skip
 CUDA_SWITCHES = ("CUBLAS", "CUDNN_", "DISABLE_ADDMM_CUDA_LT", "NVIDIA_TF32_OVERRIDE", "TORCH_")
 _NO_SWITCHES = ("_VERBOSE", "_NUM_THREADS")
 # Of /proc/cpuinfo: what libraries choose their kernels by. Virtual machines often hide the name.
 _OF_PROCESSOR = (
-    "model name",
-    "cpu family",
-    "model",
-    "stepping",
-    "cache size",
-    "CPU implementer",
-    "CPU part",
-    "CPU variant",
-    "Features",
-)
+    "model name", "cpu family", "model", "stepping", "cache size", "CPU implementer", "CPU part",
+    "CPU variant", "Features",
+)  # fmt: skip
 _FLAGS = ("avx", "fma", "amx", "sse", "f16c")
 
 

@@ -20,18 +20,10 @@ from pfl_bench.types.state import attributes, is_plain
 
 # What changes as it is used, and is not among what ``Stateful`` can save.
 _UNSAVABLE = (
-    torch.Generator,
-    torch.optim.Optimizer,
-    torch.nn.Module,
-    np.random.Generator,
-    np.random.RandomState,
-    random.Random,
-    io.IOBase,
-    Iterator,
-    MutableMapping,
-    MutableSequence,
-    MutableSet,
-)
+    torch.Generator, torch.optim.Optimizer, torch.nn.Module,
+    np.random.Generator, np.random.RandomState, random.Random, io.IOBase,
+    Iterator, MutableMapping, MutableSequence, MutableSet,
+)  # fmt: skip
 # What is what it was, whoever calls it.
 _FIXED = (FunctionType, BuiltinFunctionType, MethodType, ModuleType, type, BaseModel, Stateful)
 

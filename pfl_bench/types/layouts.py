@@ -74,82 +74,64 @@ _KINDS: dict[str, Any] = {
     "text or whole number": (str, int),
     "scalar": (str, int, float, type(None)),
 }
+
+
+def _each(kind: str, names: str) -> dict[Any, Any]:
+    return dict.fromkeys(names.split(), kind)
+
+
 _CLAIM = {
-    "population_size": "whole number",
-    "cohort_size": "whole number",
     "sampling": "text",
-    "sampling_probability": "number",
-    "noise_multiplier": "number",
-    "delta": "number",
-    "epsilon!": "number",
-    "separation": "whole number",
-    "max_participations": "whole number",
+    **_each("number", "sampling_probability noise_multiplier delta epsilon!"),
+    **_each("whole number", "population_size cohort_size separation max_participations"),
 }
 _STATEMENT = {
     "unit!": ("user", "example", "none"),
-    "adjacency": "text",
-    "mechanism": "text",
+    **_each("text", "adjacency mechanism accountant status!"),
+    **_each("whole number", "rounds! num_parameters"),
+    **_each("number", "noise_multiplier update_noise_multiplier count_noise_stddev budget_epsilon"),
     "mechanism_description": {},
-    "accountant": "text",
-    "rounds!": "whole number",
-    "num_parameters": "whole number",
     "clip!": {},
-    "noise_multiplier": "number",
-    "update_noise_multiplier": "number",
-    "count_noise_stddev": "number",
     "simulated!": _CLAIM,
     "actual!": _CLAIM,
-    "budget_epsilon": "number",
     "not_covered!": ["text"],
     "notes!": ["text"],
-    "status!": "text",
 }
+_SOURCE = _each("text", "source variant checksum")
 _DATA = {
-    "source": "text",
-    "variant": "text",
-    "checksum": "text",
+    **_SOURCE,
     "num_classes": "whole number",
-    "input_shape": "any",
     "split_by": "text",
+    **_each("any", "input_shape class_names artificial_users"),
     "extra": {},
-    "class_names": "any",
-    "artificial_users": "any",
     "num_users": {...: "whole number"},
 }
 _ENVIRONMENT = {
     "command": ["text"],
-    "started": "text",
-    "python": "text",
-    "platform": "text",
+    **_each("text", "started python platform processes"),
     "packages!": {...: "text or null"},
     "plugins": {...: "text"},
     "hardware!": {
-        "machine": "scalar",
-        "processor": "scalar",
-        "logical_cores": "scalar",
         "torch_threads": "whole number",
         "device": "text",
-        "cpu_capability": "scalar",
-        "accelerator": "scalar",
-        "cuda": "scalar",
-        "nondeterministic_operations": "scalar",
+        **_each("scalar", "machine processor logical_cores cpu_capability accelerator cuda"),
+        **_each("scalar", "nondeterministic_operations"),
     },
     "git": {"commit": "text", "uncommitted_changes": "flag"},
-    "data!": {key: _DATA[key] for key in ("source", "variant", "checksum")},
+    "data!": _SOURCE,
     "model!": {"initial_digest": "text"},
     "engine!": {"name": "text"},
-    "processes": "text",
     "private_seed!": {"value!": "text", "parts!": {}, "nonce": "text or whole number"},
 }
 # How the ledger began that a resumed run goes on with.
 _LEDGER = {"bytes": "whole number", "sha256": "text"}
-_CANARIES = (
-    "kind", "count", "direction", "access", "sampling", "knows_others", "rounds", "delta",
-    "confidence", "method", "estimate", "lower_bound", "upper_bound", "rests_on", "scores",
-    "lower_bound_any_mechanism", "guesses", "num_correct", "num_hypotheses", "included",
-    "noise_multiplier_upper_bound", "mu_lower_bound", "mu_estimate", "null_law", "canary_law",
-    "trials",
-)  # fmt: skip
+_CANARIES = _each(
+    "any",
+    "kind count direction access sampling knows_others rounds delta confidence method estimate "
+    "lower_bound upper_bound rests_on scores lower_bound_any_mechanism guesses num_correct "
+    "num_hypotheses included noise_multiplier_upper_bound mu_lower_bound mu_estimate null_law "
+    "canary_law trials",
+)
 # What a run writes into its files, of the kinds that their readers rely on.
 LAYOUTS: dict[str, Any] = {
     "environment.json": {
@@ -157,13 +139,12 @@ LAYOUTS: dict[str, Any] = {
         "resumptions!": [{**_ENVIRONMENT, "after": "whole number", "ledger": _LEDGER}],
     },
     "summary.json": {
-        **dict.fromkeys(("format_version", "name", "setting", "task", "variant", "seed"), "any"),
-        **dict.fromkeys(("diverged", "selected", "selection"), "any"),
+        **_each("any", "format_version name setting task variant seed diverged selected selection"),
+        **_each("text", "status departure ledger_digest model_sha256 settings_sha256"),
+        **_each("whole number", "rounds num_parameters"),
+        "seconds": "number",
+        "pinned_nonce": "flag",
         "expected": [dict.fromkeys((each.name for each in fields(ExpectedResult)), "any")],
-        "status": "text",
-        "rounds": "whole number",
-        "num_parameters": "whole number",
-        "departure": "text",
         "metrics": {...: "number"},
         "metric_directions": {"lower_is_better!": ["text"], "headlines!": ["text"]},
         "best": {...: {"value": "number", "round": "whole number"}},
@@ -171,14 +152,9 @@ LAYOUTS: dict[str, Any] = {
         "budgets": [{}],
         "privacy": _STATEMENT,
         "canaries": {},
-        "pinned_nonce": "flag",
-        "ledger_digest": "text",
-        "model_sha256": "text",
-        "settings_sha256": "text",
         "data": _DATA,
-        "seconds": "number",
     },
-    "canaries.json": dict.fromkeys(_CANARIES, "any"),
+    "canaries.json": _CANARIES,
     "selection.json": {
         "epsilon!": {...: "number"},
         "delta!": {...: "number"},
@@ -188,15 +164,10 @@ LAYOUTS: dict[str, Any] = {
     "privacy.json": _STATEMENT,
     "config.yaml": {
         "task": {"name": "text"},
-        "model": {},
         "federated": {"algorithm": {}, "central_optimizer": {}},
-        "central": {},
-        "local": {},
-        "multitask": {},
         "privacy": {"mechanism": {}, "audit": {}},
         "attack": {"kind": "text"},
-        "systems": {},
-        "evaluation": {},
+        **{key: {} for key in ("model", "central", "local", "multitask", "systems", "evaluation")},
         "expected": [{}],
     },
 }
