@@ -74,3 +74,25 @@ class PersonalizedClients:
             found = (self._place_of.get(name, -1) for name in split.client_ids())
             self._places[split.name] = np.fromiter(found, dtype=np.int64, count=split.num_users)
         return self._places[split.name]
+
+
+class PersonalizedModels:
+    """Base of what gives evaluation models of the clients' own."""
+
+    def __init__(self, clients: PersonalizedClients) -> None:
+        self._clients = clients
+
+    def _put_model(self, place: int) -> None:
+        """Put the model of the client at a place among ``clients`` into the working memory."""
+        raise NotImplementedError
+
+    def personalise(self, split: FederatedSplit, user: int) -> NDArray[np.int64]:
+        """Put a client's own model into the working memory.
+
+        Gives all positions of the user's examples, shape (n,); none if the user is no client.
+        """
+        place = int(self._clients.places(split)[user])
+        if place < 0:
+            return np.arange(0)
+        self._put_model(place)
+        return np.arange(int(split.offsets[user + 1] - split.offsets[user]))

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pfl_bench.client.engines import sequential
-from pfl_bench.evaluation.personalized_clients import PersonalizedClients
+from pfl_bench.evaluation.personalized_clients import PersonalizedClients, PersonalizedModels
 from pfl_bench.federated.parts import FederatedParts
-from pfl_bench.types import FederatedSplit, LocalResult
+from pfl_bench.types import LocalResult
 
 
 class PersonalTraining:
@@ -59,7 +59,7 @@ class PersonalTraining:
                 yield result
 
 
-class KeptModels:
+class KeptModels(PersonalizedModels):
     """Gives evaluation the models that clients keep; others are evaluated with the central one.
 
     Users of evaluated splits who train nothing are told to ``notice``; a ConfigError if such splits
@@ -70,8 +70,8 @@ class KeptModels:
         self._algorithm = parts.algorithm
         self._model = parts.model
         section = parts.name_of("algorithm")
-        self._clients = PersonalizedClients(
-            parts.resolved.config, section, parts.task, None, notice
+        super().__init__(
+            PersonalizedClients(parts.resolved.config, section, parts.task, None, notice)
         )
         self._central = torch.zeros(0)
 
@@ -83,14 +83,6 @@ class KeptModels:
         """See ``OwnModels``."""
         self._model.vector.copy_(self._central)
 
-    def personalise(self, split: FederatedSplit, user: int) -> NDArray[np.int64]:
-        """Put a user's own model into the working memory; see ``OwnModels``.
-
-        All positions of its examples are evaluated; none of a user who has no training examples.
-        """
-        place = int(self._clients.places(split)[user])
-        if place < 0:
-            return np.arange(0)
+    def _put_model(self, place: int) -> None:
         kept = self._algorithm.own_model(place)
         self._model.vector.copy_(self._central if kept is None else kept)
-        return np.arange(int(split.offsets[user + 1] - split.offsets[user]))

@@ -25,13 +25,12 @@ from torch import Tensor
 from pfl_bench.client.forward import Forward
 from pfl_bench.client.precision import new_loss_sum
 from pfl_bench.evaluation.fine_tuning import Batch, take_steps
-from pfl_bench.evaluation.personalized_clients import PersonalizedClients
+from pfl_bench.evaluation.personalized_clients import PersonalizedClients, PersonalizedModels
 from pfl_bench.evaluation.splits import measured_names
 from pfl_bench.federated.parts import RunParts
 from pfl_bench.metrics import build_metrics
 from pfl_bench.rng import Purpose, seed_torch, stream
-from pfl_bench.trainers.personalized import PersonalizedModels
-from pfl_bench.types import ConfigError, Examples, ExpectedWork, Task
+from pfl_bench.types import ConfigError, Examples, ExpectedWork, PersonalModels, Task, Trainer
 
 # Chosen models that fit into so much are kept; larger ones are trained again when wanted.
 MAX_KEPT_BYTES = 64 * 2**20
@@ -48,7 +47,7 @@ class _Client:
     judge: Examples
 
 
-class LocalTrainer(PersonalizedModels):
+class LocalTrainer(PersonalizedModels, Trainer):
     """Trains clients' own models; a round is the next ``clients_per_round`` clients.
 
     All rates of a client start from the same initial model, that of ``parts``, which is the working
@@ -95,6 +94,11 @@ class LocalTrainer(PersonalizedModels):
         self._kept: Tensor | None = None
         if not self._buffers and 4 * count * model.num_parameters <= MAX_KEPT_BYTES:
             self._kept = self._initial.cpu().repeat(count, 1)
+
+    @property
+    def personal(self) -> PersonalModels:
+        """Clients' own models: this trainer gives them."""
+        return self
 
     @property
     def keeps_models(self) -> bool:

@@ -18,8 +18,6 @@ paper sums losses over a client's examples, as here; its published code takes ea
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -31,17 +29,21 @@ NEWTON_TOLERANCE = 1e-10
 TINY = 1e-300
 
 
-class DualLoss(Protocol):
-    """A convex loss of a margin, with what dual ascent needs of it."""
+class Hinge:
+    """The convex loss max(0, 1 - margin) of support vector machines."""
 
     def value(self, margins: Array) -> Array:
         """The loss of each margin."""
+        return np.maximum(0.0, 1.0 - margins)
 
     def conjugate(self, duals: Array) -> Array:
         """The convex conjugate at the negative of each dual variable, which lies in 0 to 1."""
+        return -duals
 
     def maximise(self, dual: Array, margin: Array, curvature: float) -> Array:
         """Solve for one example's dual variables, all else fixed.
+
+        Here by a step to the parabola's lowest point, cut to 0 to 1.
 
         Args:
             dual: Shape (K,): the variables as they are.
@@ -52,21 +54,6 @@ class DualLoss(Protocol):
             Shape (K,): the minimisers a of
             ``conjugate(-a) + (a - dual) * margin + curvature / 2 * (a - dual)^2``.
         """
-
-
-class Hinge:
-    """The loss max(0, 1 - margin) of support vector machines."""
-
-    def value(self, margins: Array) -> Array:
-        """The loss of each margin."""
-        return np.maximum(0.0, 1.0 - margins)
-
-    def conjugate(self, duals: Array) -> Array:
-        """Minus the dual variable."""
-        return -duals
-
-    def maximise(self, dual: Array, margin: Array, curvature: float) -> Array:
-        """See ``DualLoss``: a step to the parabola's lowest point, cut to 0 to 1."""
         moved: Array = dual + (1.0 - margin) / curvature
         return moved.clip(0.0, 1.0)
 
@@ -83,7 +70,7 @@ class Logistic:
         return _x_log_x(duals) + _x_log_x(1.0 - duals)
 
     def maximise(self, dual: Array, margin: Array, curvature: float) -> Array:
-        """See ``DualLoss``: Newton's method on the log odds, within a shrinking bracket."""
+        """See ``Hinge.maximise``: Newton's method on the log odds, within a shrinking bracket."""
         # The root z of z + margin + curvature * (sigmoid(z) - dual), which rises in z.
         low = -margin - curvature * (1.0 - dual)
         high = -margin + curvature * dual
@@ -107,6 +94,7 @@ def _x_log_x(x: Array) -> Array:
     return x * np.log(np.where(x > 0, x, 1.0))
 
 
+DualLoss = Hinge | Logistic
 LOSSES: dict[str, DualLoss] = {"hinge": Hinge(), "logistic": Logistic()}
 
 

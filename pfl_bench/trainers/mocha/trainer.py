@@ -27,7 +27,7 @@ from torch import Tensor
 from pfl_bench.client.flat_model import FlatModel
 from pfl_bench.client.forward import Forward
 from pfl_bench.config.training import MultitaskOptions
-from pfl_bench.evaluation.personalized_clients import PersonalizedClients
+from pfl_bench.evaluation.personalized_clients import PersonalizedClients, PersonalizedModels
 from pfl_bench.federated.parts import RunParts
 from pfl_bench.rng import Purpose, stream
 from pfl_bench.trainers.mocha.dual import (
@@ -39,15 +39,14 @@ from pfl_bench.trainers.mocha.dual import (
     mean_relationship,
     sigma_prime,
 )
-from pfl_bench.trainers.personalized import PersonalizedModels
-from pfl_bench.types import ConfigError, Examples, ExpectedWork
+from pfl_bench.types import ConfigError, Examples, ExpectedWork, PersonalModels, Trainer
 
 MAX_CLIENTS = 5000
 RESCALINGS = 20
 BYTES_PER_NUMBER = 4  # A model and a change of b_t travel as float32.
 
 
-class MultitaskTrainer(PersonalizedModels):
+class MultitaskTrainer(PersonalizedModels, Trainer):
     """Trains clients' related linear models; the runner drives it, one round a step.
 
     Examples are read as evaluation sees them, all of a client's: dual variables belong to examples,
@@ -141,6 +140,11 @@ class MultitaskTrainer(PersonalizedModels):
     def _bytes(self, clients: float) -> float:
         """That so many clients receive, or send."""
         return clients * self._sums.shape[1] * float(BYTES_PER_NUMBER)
+
+    @property
+    def personal(self) -> PersonalModels:
+        """Clients' own models: this trainer gives them."""
+        return self
 
     def expected_work(self) -> ExpectedWork:
         """The coordinate steps of the clients that take part, an example each."""
