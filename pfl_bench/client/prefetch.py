@@ -39,8 +39,7 @@ class MicroBatch:
 
     def to(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor | None]:
         """Inputs, targets and draws on a device, of shape (n, ...) each; an empty one has none."""
-        if self.examples is None:
-            raise ValueError("an empty micro_batch has no examples")
+        assert self.examples is not None, "an empty one has no examples"
         inputs = self.examples.inputs.to(device, non_blocking=True)
         targets = self.examples.targets.to(device, non_blocking=True)
         draws = None if self.draws is None else self.draws.to(device, non_blocking=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from difflib import get_close_matches
 from typing import Any
 
 from pfl_bench.client.flat_model import FlatModel
@@ -29,6 +28,7 @@ from pfl_bench.types import (
     Task,
     UserInputError,
     WorkerGroup,
+    did_you_mean,
 )
 
 # Beside what families measure.
@@ -200,12 +200,9 @@ class Evaluator:
         if wanted in names:
             return
         names = names or tuple(name for other in splits for name in self._names(other))
-        near = get_close_matches(wanted, names, n=1)
-        hint = f"; did you mean '{near[0]}'?" if near else "."
-        rest = sorted(name for name in names if name not in near)
         raise ConfigError(
-            f"{key}: '{wanted}' is not measured{hint} There are: "
-            f"{', '.join([*near, *rest]) or 'none'}"
+            f"{key}: '{wanted}' is not measured{did_you_mean(wanted, names, '.')} There are: "
+            f"{', '.join(sorted(names)) or 'none'}"
         )
 
     def _names(self, split: str) -> tuple[str, ...]:

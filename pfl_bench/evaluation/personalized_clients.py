@@ -29,7 +29,13 @@ class PersonalizedClients:
         num_clients: int | None,
         notice: Callable[[str], None],
     ) -> None:
-        self._check(section, task)
+        if task.facts.split_by != "example":
+            raise ConfigError(
+                f"{section}: clients are tested with models of their own, but the splits of these "
+                "data divide the clients, so no tested client has training examples; use data "
+                "split by example (data prepare TASK ... split_by=example), or federated with "
+                "evaluation.adaptation"
+            )
         train = task.split("train")
         self.users: NDArray[np.int64] = np.arange(train.num_users)
         if num_clients is not None:
@@ -57,16 +63,6 @@ class PersonalizedClients:
                     f"split '{name}': {without} of its {split.num_users} clients have no model of "
                     "their own (no training examples, or not drawn) and are left out"
                 )
-
-    @staticmethod
-    def _check(section: str, task: Task) -> None:
-        if task.facts.split_by != "example":
-            raise ConfigError(
-                f"{section}: clients are tested with models of their own, but the splits of these "
-                "data divide the clients, so no tested client has training examples; use data "
-                "split by example (data prepare TASK ... split_by=example), or federated with "
-                "evaluation.adaptation"
-            )
 
     def places(self, split: FederatedSplit) -> NDArray[np.int64]:
         """Place of each user of a split in ``users`` by client id, shape (num_users,); or -1."""

@@ -100,8 +100,7 @@ class CentralTrainer(Trainer):
     def __init__(self, parts: RunParts, folder: Path, notice: Callable[[str], None]) -> None:
         resolved, task, model = parts.resolved, parts.task, parts.model
         options = resolved.config.central
-        if options is None:
-            raise ConfigError("a central trainer needs the section 'central'")
+        assert options is not None, "a central trainer needs the section 'central'"
         self._options = options
         self._split: FederatedSplit = task.split("train")
         self._model = model

@@ -62,8 +62,7 @@ class LocalTrainer(PersonalizedModels, Trainer):
     def __init__(self, parts: RunParts, folder: Path, notice: Callable[[str], None]) -> None:
         resolved, task, model = parts.resolved, parts.task, parts.model
         options = resolved.config.local
-        if options is None:
-            raise ConfigError("a trainer of local models needs the section 'local'")
+        assert options is not None, "a trainer of local models needs the section 'local'"
         self._options = options
         self._seed = resolved.config.seed
         clients = PersonalizedClients(resolved.config, "local", task, options.num_clients, notice)

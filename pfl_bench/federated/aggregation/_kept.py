@@ -5,8 +5,7 @@ None of them is private: each sees what every client sent.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor
 from pfl_bench.federated.aggregation import Aggregation
 from privacy.aggregate import Aggregate
 from privacy.clipping import ClipOutcome
-from privacy.mechanism import Release, check_state_keys
+from privacy.mechanism import Release
 
 # Elements that are copied at a time: 16 MB in float32.
 _ELEMENTS = 1 << 22
@@ -32,6 +31,7 @@ class BufferedAggregation(Aggregation):
     """
 
     keeps_updates = True
+    scratch = ("name", "fewest")  # settings, as is how updates are combined
 
     def __init__(
         self, name: str, combine: Callable[[Sequence[Tensor]], Tensor], fewest: int = 1
@@ -71,15 +71,6 @@ class BufferedAggregation(Aggregation):
             count_noise_stddev=None,
             noisy_fraction_unclipped=None,
         )
-
-    def state_dict(self) -> dict[str, Any]:
-        """The rounds that were left out."""
-        return {"rounds_left_out": self.rounds_left_out}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what ``state_dict`` gave, of no other mechanism."""
-        check_state_keys(self.name, state, {"rounds_left_out"})
-        self.rounds_left_out = int(state["rounds_left_out"])
 
 
 def chunks(updates: Sequence[Tensor]) -> Iterator[tuple[slice, Tensor]]:

@@ -59,8 +59,7 @@ class MultitaskTrainer(PersonalizedModels, Trainer):
     def __init__(self, parts: RunParts, folder: Path, notice: Callable[[str], None]) -> None:
         resolved, task, model = parts.resolved, parts.task, parts.model
         options = resolved.config.multitask
-        if options is None:
-            raise ConfigError("a multi-task trainer needs the section 'multitask'")
+        assert options is not None, "a multi-task trainer needs the section 'multitask'"
         self._options = options
         self._seed = resolved.config.seed
         self.total = options.num_rounds
