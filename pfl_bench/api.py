@@ -23,9 +23,8 @@ from weakref import WeakValueDictionary
 from pfl_bench.cli.python_calls import add_folders, folders_of, in_python, override_texts, silence
 from pfl_bench.cli.run_many import with_seeds
 from pfl_bench.cli.run_result import RunResult, TableResult, load_run
-from pfl_bench.config.bundled_rows import locate, locate_row
 from pfl_bench.config.loading import ResolvedConfig, load_config
-from pfl_bench.config.row_files import rows_below
+from pfl_bench.config.row_files import locate, locate_row, rows_below
 from pfl_bench.federated.accounting import calibrate, epsilon
 from pfl_bench.files import given_path
 from pfl_bench.types import RunFolderError, UserInputError

@@ -20,7 +20,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pfl_bench.config.bundled_rows import bundled_configs
+from pfl_bench.config.row_files import bundled_configs
 from pfl_bench.runs.membership import KINDS, attack
 from pfl_bench.runs.runner import run
 from pfl_bench.runs.shadows import shadow_plans

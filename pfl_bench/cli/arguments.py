@@ -86,7 +86,7 @@ def check_is_there(arguments: argparse.Namespace) -> None:
 
         check_run_folder(Path(arguments.run))
     elif arguments.command == "sweep":
-        from pfl_bench.config.bundled_rows import locate
+        from pfl_bench.config.row_files import locate
 
         locate(arguments.sweep, folder=False)
 

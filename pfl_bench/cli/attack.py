@@ -12,7 +12,7 @@ from pfl_bench.cli import run_many
 from pfl_bench.cli.arguments import check_belongs
 from pfl_bench.cli.main import EXIT_DONE, EXIT_FAILED
 from pfl_bench.cli.speech import say, write
-from pfl_bench.config.bundled_rows import locate_row
+from pfl_bench.config.row_files import locate_row
 from pfl_bench.files import check_run_folder
 from pfl_bench.types import ConfigError
 

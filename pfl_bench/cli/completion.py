@@ -70,7 +70,7 @@ def _completer(names: Callable[[], Iterator[str]], takes_paths: bool) -> Callabl
 
 
 def _bundled() -> list[Path]:
-    from pfl_bench.config.bundled_rows import bundled_configs
+    from pfl_bench.config.row_files import bundled_configs
 
     root = bundled_configs()
     return [path.relative_to(root) for path in sorted(root.rglob("*.yaml"))]

@@ -19,7 +19,7 @@ from pfl_bench.cli.main import EXIT_DONE
 from pfl_bench.cli.parsers import build_parser
 from pfl_bench.cli.python_calls import in_python, override_texts, silence
 from pfl_bench.cli.show import look
-from pfl_bench.config.bundled_rows import locate
+from pfl_bench.config.row_files import locate
 from pfl_bench.config.sweeps import load_sweep
 from pfl_bench.files import given_path
 from pfl_bench.types import RunFolderError

@@ -15,8 +15,7 @@ from typing import Any
 from pfl_bench import plugins
 from pfl_bench.cli.main import attempt
 from pfl_bench.cli.speech import answer_json, say, write
-from pfl_bench.config.bundled_rows import bundled_configs, locate, locate_row
-from pfl_bench.config.row_files import kind_of, rows_below
+from pfl_bench.config.row_files import bundled_configs, kind_of, locate, locate_row, rows_below
 from pfl_bench.config.yaml_text import read_yaml
 from pfl_bench.files import read_text, write_atomically
 from pfl_bench.types import ConfigError, PluginError

@@ -165,8 +165,8 @@ def _setting(accounted: dict[str, Any]) -> str:
 
 
 def _planned(row: str) -> dict[str, Any]:
-    from pfl_bench.config.bundled_rows import locate_row
     from pfl_bench.config.loading import load_config
+    from pfl_bench.config.row_files import locate_row
     from pfl_bench.runs.preview import preview
 
     resolved = load_config(locate_row(row))
@@ -181,7 +181,7 @@ def _planned(row: str) -> dict[str, Any]:
 
 def _explain_run(arguments: argparse.Namespace) -> int:
     """Explain the statement of a run folder, or of a row as planned."""
-    from pfl_bench.config.bundled_rows import is_row
+    from pfl_bench.config.row_files import is_row
     from pfl_bench.files import read_json
     from privacy.statement.explaining import explain, sections
     from privacy.statement.guarantee import Guarantee

@@ -109,8 +109,8 @@ def _of_row(arguments: argparse.Namespace) -> _Question:
             f"pfl-bench privacy tuning: {' '.join(given)}: the row says that; leave it out, or "
             "leave --row out. key=value changes settings of the row"
         )
-    from pfl_bench.config.bundled_rows import locate_row
     from pfl_bench.config.loading import load_config
+    from pfl_bench.config.row_files import locate_row
     from pfl_bench.runs.base_plan import compose_of, planned
 
     resolved = load_config(locate_row(arguments.row), arguments.overrides)

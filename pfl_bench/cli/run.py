@@ -8,8 +8,8 @@ from typing import Any
 
 from pfl_bench.cli.main import EXIT_DONE, EXIT_FAILED
 from pfl_bench.cli.speech import answer_json, print_table, print_text, say, write
-from pfl_bench.config.bundled_rows import locate_row
 from pfl_bench.config.loading import ResolvedConfig, load_config
+from pfl_bench.config.row_files import locate_row
 from pfl_bench.federated.workers.launched import is_launched, is_restarted
 from pfl_bench.metrics import is_spread
 from pfl_bench.types import ConfigError, WorkerGroup

@@ -13,8 +13,8 @@ from typing import Any
 import yaml
 
 from pfl_bench.cli.speech import answer_json, write
-from pfl_bench.config.bundled_rows import locate_row
 from pfl_bench.config.loading import ResolvedConfig, load_config
+from pfl_bench.config.row_files import locate_row
 from pfl_bench.config.schema import RunConfig
 from pfl_bench.config.yaml_text import read_yaml, with_overrides
 from pfl_bench.files import to_json_value

@@ -16,7 +16,7 @@ from pfl_bench.cli.main import EXIT_DONE
 from pfl_bench.cli.speech import say, write
 from pfl_bench.cli.sweep_optuna import Proposals
 from pfl_bench.cli.sweep_results import Result, command_of, result_of, table_of
-from pfl_bench.config.bundled_rows import locate
+from pfl_bench.config.row_files import locate
 from pfl_bench.config.sweeps import Combination, LoadedSweep, load_sweep
 from pfl_bench.files import write_json
 from pfl_bench.runs.selection import (

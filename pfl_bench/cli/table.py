@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 from pfl_bench.cli import run_many
 from pfl_bench.cli.main import EXIT_DONE, EXIT_FAILED
 from pfl_bench.cli.speech import answer_json, say
-from pfl_bench.config.bundled_rows import locate
 from pfl_bench.config.loading import ResolvedConfig
-from pfl_bench.config.row_files import rows_below
+from pfl_bench.config.row_files import locate, rows_below
 from pfl_bench.config.sweep_file import MOST_RUNS
 from pfl_bench.config.views import LoadedView, ViewRow, check_measured, load_view, view_in
 from pfl_bench.types import ConfigError, RunSummary, UserInputError

@@ -35,7 +35,7 @@ import torch
 
 from pfl_bench.client.flat_model import FlatModel
 from pfl_bench.client.forward import Forward
-from pfl_bench.config.evaluation import BudgetTarget
+from pfl_bench.config.sections import BudgetTarget
 from pfl_bench.metrics import MetricDirections
 from pfl_bench.profiling import one_thread
 from pfl_bench.types import CountsFlops, FederatedSplit

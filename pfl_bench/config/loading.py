@@ -12,11 +12,11 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from pfl_bench import plugins
-from pfl_bench.config.attack import SPLIT
-from pfl_bench.config.bundled_rows import claimed_rows
 from pfl_bench.config.errors import Given
 from pfl_bench.config.row_differences import from_head, head_lines, is_harmless, row_differences
+from pfl_bench.config.row_files import claimed_rows
 from pfl_bench.config.schema import CONFIG_VERSION, RunConfig
+from pfl_bench.config.sections import ATTACK_SPLIT
 from pfl_bench.config.yaml_text import read_yaml, with_overrides
 from pfl_bench.files import read_json
 from pfl_bench.types import ConfigError, PluginError
@@ -235,11 +235,11 @@ def _attack_options(config: RunConfig, given: Given) -> BaseModel | None:
         options_type = plugins.options_type(plugins.ATTACK, kind)
     options = validate_tree(options_type, config.attack.own, "attack", given)
     evaluated = [*config.evaluation.splits, *config.evaluation.final_splits]
-    if SPLIT in evaluated and not getattr(options, "has_target", True):
+    if ATTACK_SPLIT in evaluated and not getattr(options, "has_target", True):
         raise ConfigError(
             f"{given.blame('evaluation')}the attack '{kind}' as it is set aims at no "
-            f"label that could be counted as a success, so there is no split '{SPLIT}'; what it "
-            "does is the fall of test/accuracy against corrupted_fraction 0"
+            f"label that could be counted as a success, so there is no split '{ATTACK_SPLIT}'; "
+            "what it does is the fall of test/accuracy against corrupted_fraction 0"
         )
     return options
 

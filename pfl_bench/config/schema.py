@@ -12,12 +12,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from pfl_bench.config.attack import SPLIT as ATTACK_SPLIT
-from pfl_bench.config.attack import AttackOptions
-from pfl_bench.config.devices import SystemsOptions
-from pfl_bench.config.evaluation import EvaluationOptions
-from pfl_bench.config.logging import LoggingOptions
-from pfl_bench.config.privacy import OF_CLIENTS, PrivacyOptions
+from pfl_bench.config.sections import (
+    ATTACK_SPLIT,
+    OF_CLIENTS,
+    AttackOptions,
+    EvaluationOptions,
+    LoggingOptions,
+    PrivacyOptions,
+    SystemsOptions,
+)
 from pfl_bench.config.training import (
     CentralOptions,
     FederatedOptions,

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pfl_bench.config.bundled_rows import bundled_configs
 from pfl_bench.config.loading import ResolvedConfig, read_typed, resolve
+from pfl_bench.config.row_files import bundled_configs
 from pfl_bench.config.schema import TRAINERS
 from pfl_bench.config.sweep_file import (
     HalvingOptions,

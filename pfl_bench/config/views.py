@@ -13,9 +13,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from pfl_bench.config.bundled_rows import bundled_configs
 from pfl_bench.config.loading import read_typed
-from pfl_bench.config.row_files import VIEW_NAME, rows_below
+from pfl_bench.config.row_files import VIEW_NAME, bundled_configs, rows_below
 from pfl_bench.config.schema import Expected, RunConfig
 from pfl_bench.config.training import Distinct, Strict, first_twice
 from pfl_bench.types import ConfigError, did_you_mean

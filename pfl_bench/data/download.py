@@ -6,7 +6,7 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from http.client import HTTPException, HTTPResponse, InvalidURL
@@ -25,10 +25,7 @@ from pfl_bench.data.checksums import (
     record_sum,
 )
 from pfl_bench.files import regular
-from pfl_bench.types import DataError, PluginError, RemoteFile
-
-# Called with a file's name, the bytes that are there and, if known, its bytes.
-Progress = Callable[[str, int, int | None], None]
+from pfl_bench.types import DataError, PluginError, Progress, RemoteFile
 
 TIMEOUT_S = 30.0
 PAUSES_S = (0.5, 2.0)

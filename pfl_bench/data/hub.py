@@ -11,8 +11,8 @@ import os
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 
-from pfl_bench.data.download import Progress, download
-from pfl_bench.types import DataError, HubDataset, RemoteFile
+from pfl_bench.data.download import download
+from pfl_bench.types import DataError, HubDataset, Progress, RemoteFile
 
 _TIMEOUT_S = 30.0
 

@@ -1,17 +1,19 @@
-"""One split of examples that lie in memory, for tasks that are too small for a store's file."""
+"""Splits of examples that lie in memory: a small task's, or a user's of the Python interface."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pfl_bench.types import DataError, Examples, FederatedSplit
+from pfl_bench.types import DataError, Examples, FederatedSplit, SplitBy
 
 if TYPE_CHECKING:
     from torch import Tensor
+
 
 Split = TypeVar("Split", bound="FederatedSplit")
 
@@ -126,3 +128,145 @@ class InMemorySplit:
                 f"examples {start}:{stop} of split {self.name!r}: "
                 f"must lie within 0:{self.num_examples}"
             )
+
+
+_ALLOWED = "a pair (inputs, targets) of arrays or tensors, or a map-style Dataset of such pairs"
+
+
+def read_splits(
+    given: Mapping[str, Any], integer_targets: bool | None
+) -> tuple[dict[str, InMemorySplit], SplitBy, str]:
+    """Copy the examples of each split's users into tensors of their own.
+
+    Targets are classes (int64) or, if not ``integer_targets``, numbers (float32); None for either,
+    as they are given. The splits come with how they divide the data and the digest of the content.
+    ``DataError`` names the split and the user that cannot be trained on.
+    """
+    splits: dict[str, InMemorySplit] = {}
+    digest = hashlib.sha256()
+    like: tuple[Any, ...] | None = None
+    for name, users in given.items():
+        if users is None and name != "train":
+            continue
+        if not isinstance(users, Mapping) or not users:
+            what = "is empty" if isinstance(users, Mapping) else f"is a {type(users).__name__}"
+            raise DataError(f"{name}: {what}; give a dict of at least one user, each {_ALLOWED}")
+        ids = [str(user) for user in users]
+        if len(set(ids)) < len(ids):
+            twice = next(user for user in ids if ids.count(user) > 1)
+            raise DataError(f"{name}: two users are {twice!r} as text; give each another name")
+        pairs = [
+            _examples(f"{name}, user {user!r}", examples, integer_targets)
+            for user, examples in users.items()
+        ]
+        for user, pair in zip(ids, pairs, strict=True):
+            now = tuple((part.shape[1:], part.dtype) for part in pair)
+            like = like or now
+            if now != like:
+                raise DataError(
+                    f"{name}, user {user!r}: an example is {_words(now)}, and that of the first "
+                    f"user of train {_words(like)}; all examples have the same shapes and types"
+                )
+        splits[name] = _joined(name, ids, pairs, digest)
+    held_out = {user for name in splits if name != "train" for user in splits[name].client_ids()}
+    known = held_out & set(splits["train"].client_ids())
+    if known and known != held_out:
+        raise DataError(
+            f"val and test: user {min(held_out - known)!r} is not in train, and user "
+            f"{min(known)!r} is; give either users who are all in train (their examples are "
+            "split) or users of whom none is"
+        )
+    return splits, "example" if known else "user", f"sha256:{digest.hexdigest()}"
+
+
+def _joined(
+    name: str, ids: list[str], pairs: Sequence[tuple[Tensor, Tensor]], digest: Any
+) -> InMemorySplit:
+    """One split of all users' examples, taken into the digest."""
+    import torch
+
+    inputs, targets = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+    offsets = np.cumsum([0, *(len(pair[0]) for pair in pairs)]).astype(np.int64)
+    for part in (inputs, targets, torch.from_numpy(offsets)):
+        digest.update(f"{name} {part.dtype} {list(part.shape)}\n".encode())
+        digest.update(part.contiguous().numpy().tobytes())
+    digest.update(repr(ids).encode())
+    return InMemorySplit(name, inputs, targets, offsets, ids)
+
+
+def _words(kinds: tuple[Any, ...]) -> str:
+    return " with target ".join(f"{dtype} {list(shape)}" for shape, dtype in kinds)
+
+
+def _examples(where: str, given: Any, integer_targets: bool | None) -> tuple[Tensor, Tensor]:
+    """One user's examples: inputs float32 (int64 if whole numbers), and targets."""
+    if not isinstance(given, tuple | list):
+        given = _read_dataset(where, given)
+    if len(given) != 2:
+        raise DataError(f"{where}: has {len(given)} parts; give {_ALLOWED}")
+    inputs, targets = (
+        _tensor(f"{where}, {part}", value)
+        for part, value in zip(("inputs", "targets"), given, strict=True)
+    )
+    if len(inputs) != len(targets) or not len(inputs):
+        what = f"{len(inputs)} inputs and {len(targets)} targets"
+        mend = "give a target for each input" if len(inputs) or len(targets) else "leave it out"
+        raise DataError(f"{where}: has {what}; {mend}")
+    if integer_targets is not None and targets.dtype.is_floating_point == integer_targets:
+        wanted = "whole numbers, the class of each" if integer_targets else "floats from 0 to 1"
+        raise DataError(f"{where}, targets: are {targets.dtype}; the loss takes {wanted}")
+    return inputs, targets
+
+
+def _tensor(where: str, value: Any) -> Tensor:
+    import torch
+
+    try:
+        tensor = value.detach().cpu() if isinstance(value, torch.Tensor) else None
+        if tensor is None:
+            array = np.asarray(value)
+            if array.dtype.kind not in "fiub":
+                raise TypeError(f"{array.dtype} holds no numbers")
+            tensor = torch.from_numpy(np.ascontiguousarray(array, array.dtype.newbyteorder("=")))
+    except (TypeError, ValueError) as error:
+        raise DataError(
+            f"{where}: {type(value).__name__} is no array of numbers ({error}); give floats or "
+            "whole numbers, all examples of one shape"
+        ) from None
+    if not tensor.ndim or tensor.is_complex() or tensor.layout != torch.strided:
+        raise DataError(
+            f"{where}: {tensor.dtype} of shape {list(tensor.shape)}; give a dense array of real "
+            "numbers whose first axis counts the examples"
+        )
+    if tensor.dtype.is_floating_point and not tensor.isfinite().all():
+        place = int((~tensor.isfinite()).flatten(1 if tensor.ndim > 1 else 0).nonzero()[0, 0])
+        raise DataError(f"{where}: example {place} holds NaN or infinity; mend or leave it out")
+    # float64 beyond float32's range would become infinite.
+    cast = tensor.to(torch.float32 if tensor.dtype.is_floating_point else torch.int64, copy=True)
+    if cast.dtype.is_floating_point and not cast.isfinite().all():
+        raise DataError(f"{where}: holds numbers beyond float32; scale them")
+    return cast
+
+
+def _read_dataset(where: str, given: Any) -> tuple[Any, Any]:
+    """Inputs and targets of a map-style Dataset, each read once."""
+    import torch
+
+    if not (hasattr(given, "__getitem__") and hasattr(given, "__len__")) or hasattr(given, "keys"):
+        raise DataError(f"{where}: is a {type(given).__name__}; give {_ALLOWED}")
+    inputs, targets = [], []
+    for index in range(len(given)):
+        item = given[index]
+        if not isinstance(item, tuple | list) or len(item) != 2:
+            raise DataError(f"{where}: item {index} is no pair (input, target); give {_ALLOWED}")
+        inputs.append(np.asarray(item[0]))
+        targets.append(np.asarray(item[1]))
+    if inputs and not np.array_equal(inputs[0], np.asarray(given[0][0])):
+        raise DataError(
+            f"{where}: item 0 differs between two reads (a random transform?); give the examples "
+            "without it: they are read once"
+        )
+    try:
+        return (np.stack(inputs), np.stack(targets)) if inputs else (torch.empty(0),) * 2
+    except ValueError as error:
+        raise DataError(f"{where}: items of unlike shapes ({error}); make them alike") from None

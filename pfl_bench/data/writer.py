@@ -118,6 +118,7 @@ class StoreWriter(SpooledExamples):
         input_shape: Shape of one example's input, without the leading axis.
         fields: What each example has, by name; the order is the order in the digest.
         extra: Further facts, JSON-serialisable.
+        names: Lists of names, as ``set_names`` takes them.
 
     Raises:
         ValueError: An argument is malformed.
@@ -126,7 +127,7 @@ class StoreWriter(SpooledExamples):
 
     _KIND = "partial"
 
-    # Nine arguments, by name: the facts that a store states of itself.
+    # By name: the facts that a store states of itself.
     def __init__(
         self,
         path: str | Path,
@@ -139,6 +140,7 @@ class StoreWriter(SpooledExamples):
         input_shape: tuple[int, ...],
         fields: Mapping[str, FieldSpec],
         extra: Mapping[str, Any] | None = None,
+        names: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         super().__init__(path, fields)
         for name, text in (("task", task), ("variant", variant), ("source", source)):
@@ -158,6 +160,8 @@ class StoreWriter(SpooledExamples):
         self._names: dict[str, list[str]] = {}
         for key, value in (extra or {}).items():
             self.set_extra(key, value)
+        for key, values in (names or {}).items():
+            self.set_names(key, values)
 
     def __exit__(self, *exception: object) -> None:
         try:

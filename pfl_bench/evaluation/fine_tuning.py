@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pfl_bench.client.flat_model import FlatModel, descend
 from pfl_bench.client.forward import Forward
-from pfl_bench.config.evaluation import AdaptationOptions
+from pfl_bench.config.sections import AdaptationOptions
 from pfl_bench.rng import Purpose, seed_torch, stream
 from pfl_bench.types import FederatedSplit
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 from pfl_bench.client.flat_model import mixing_layer
 from pfl_bench.data.code_digest import code_digest
 from pfl_bench.data.held_task import HeldTask
-from pfl_bench.data.user_arrays import read_splits
+from pfl_bench.data.in_memory import read_splits
 from pfl_bench.plugins import METRIC, available
 from pfl_bench.types import DataFacts, UserInputError
 

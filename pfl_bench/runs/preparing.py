@@ -10,8 +10,8 @@ from typing import Any
 
 from pfl_bench.client import precision
 from pfl_bench.client.costs import StepFlops, measure_step
-from pfl_bench.config.evaluation import EvaluationOptions
 from pfl_bench.config.loading import ResolvedConfig
+from pfl_bench.config.sections import EvaluationOptions
 from pfl_bench.evaluation.evaluator import Evaluator, families_of
 from pfl_bench.evaluation.splits import initial_loss
 from pfl_bench.federated.aggregation import Aggregation

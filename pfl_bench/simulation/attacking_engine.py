@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pfl_bench.config.attack import AttackOptions
+from pfl_bench.config.sections import AttackOptions
 from pfl_bench.config.training import FederatedOptions
 from pfl_bench.simulation.corrupted_task import CorruptedSplit
 from pfl_bench.types import Engine, FederatedSplit, LocalResult

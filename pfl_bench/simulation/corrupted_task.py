@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pfl_bench.config.attack import SPLIT, AttackOptions
+from pfl_bench.config.sections import ATTACK_SPLIT, AttackOptions
 from pfl_bench.rng import Purpose, stream
 from pfl_bench.simulation.poison import Poison
 from pfl_bench.types import (
@@ -67,7 +67,7 @@ class AttackSplit(SplitAround):
         super().__init__(split)
         self._poison = poison
         self.kept = kept
-        self.name = SPLIT
+        self.name = ATTACK_SPLIT
         self.offsets = np.searchsorted(kept, split.offsets).astype(np.int64)
         self.num_examples = len(kept)
 
@@ -125,7 +125,7 @@ class CorruptedTask(TaskAround):
         extra = {**task.facts.extra, "corrupted_users": count}
         self.facts = replace(task.facts, extra=extra)
         if self._poison.has_target and "test" in task.split_names:
-            self.split_names += (SPLIT,)
+            self.split_names += (ATTACK_SPLIT,)
         if isinstance(task, HasColumns):
             self.read_column: Callable[[str, str, int, int], NDArray[np.int64]] = self._read_column
 
@@ -133,7 +133,7 @@ class CorruptedTask(TaskAround):
         """Open one split; the attack's must have examples to attack."""
         if name == "train":
             return CorruptedSplit(self._task.split(name), self._poison, self.corrupted, self._seed)
-        if name == SPLIT and SPLIT in self.split_names:
+        if name == ATTACK_SPLIT and ATTACK_SPLIT in self.split_names:
             return self._attack_split()
         return self._task.split(name)
 
@@ -152,7 +152,7 @@ class CorruptedTask(TaskAround):
     def _read_column(self, split: str, name: str, start: int, stop: int) -> NDArray[np.int64]:
         """Read a column, of attacked examples that of the test examples that they were."""
         assert isinstance(self._task, HasColumns)
-        if split != SPLIT:
+        if split != ATTACK_SPLIT:
             return self._task.read_column(split, name, start, stop)
         kept = self._attack_split().kept[start:stop]
         if len(kept) == 0:
@@ -170,10 +170,10 @@ def _check_labels(task: Task, example: Examples) -> None:
             f"{('n', *targets.shape[1:])} and type {targets.dtype}); attacks change class labels: "
             "choose a classification task, or remove the section 'attack'"
         )
-    if SPLIT in task.split_names:
+    if ATTACK_SPLIT in task.split_names:
         raise ConfigError(
-            f"attack: the data have a split '{SPLIT}' already, which is the name of the split "
-            "that measures the attack; prepare them with another name"
+            f"attack: the data have a split '{ATTACK_SPLIT}' already, which is the name of the "
+            "split that measures the attack; prepare them with another name"
         )
 
 

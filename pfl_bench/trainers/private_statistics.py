@@ -14,7 +14,7 @@ import torch
 
 from pfl_bench.client.flat_model import FlatModel
 from pfl_bench.client.forward import Forward
-from pfl_bench.config.privacy import PrivacyOptions
+from pfl_bench.config.sections import PrivacyOptions
 from pfl_bench.types import ConfigError, FederatedSplit, NormalizesByStatistics
 from privacy.noise.feature_statistics import FeatureStatistics, StatisticsSums, StatisticsWatch
 

@@ -12,6 +12,7 @@ from pfl_bench.types.data import DataFacts as DataFacts
 from pfl_bench.types.data import Examples as Examples
 from pfl_bench.types.data import FederatedSplit as FederatedSplit
 from pfl_bench.types.data import HubDataset as HubDataset
+from pfl_bench.types.data import Progress as Progress
 from pfl_bench.types.data import RemoteFile as RemoteFile
 from pfl_bench.types.data import SplitAround as SplitAround
 from pfl_bench.types.data import SplitBy as SplitBy

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SplitBy = Literal["user", "example"]
+# Of long work: what is being done, how much is done, and of how much; None where it is not known.
+Progress = Callable[[str, int, int | None], None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ class Devices:
     """The devices of a run's users, and the clock; of each configuration fields are read."""
 
     traces: Any  # ``pfl_bench.simulation.devices.devices.Devices``
-    systems: Any  # ``pfl_bench.config.devices.SystemsOptions``: o and the deadline
+    systems: Any  # ``pfl_bench.config.sections.SystemsOptions``: o and the deadline
     options: Any  # ``pfl_bench.config.training.FederatedOptions``: C, b and k
     local: Any  # ``pfl_bench.types.LocalTraining``
     selection: str  # of ``SELECTIONS``

@@ -15,10 +15,10 @@ import numpy as np
 from pydantic import Field
 
 from pfl_bench.data import new_folder
+from pfl_bench.types import Progress
 from tasks.common.fedscale.layout import COLUMNS, FOLDER
-from tasks.common.generated import settings, write_mark
 from tasks.common.options import StrictOptions
-from tasks.common.progress import Progress
+from tasks.common.sources import settings, write_mark
 
 # Most of Amazon's stars are five.
 STARS = np.array([0.08, 0.06, 0.10, 0.20, 0.56])

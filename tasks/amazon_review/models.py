@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from pfl_bench.types import DataFacts
 from tasks.common.options import StrictOptions, check_inputs
-from tasks.common.text.embeddings import read_store_vectors
 from tasks.common.text.models import BagOfWords
-from tasks.common.text.words import SPECIAL
+from tasks.common.text.words import SPECIAL, read_store_vectors
 
 BAG, VECTORS = "bag_log_reg", "vector_log_reg"
 

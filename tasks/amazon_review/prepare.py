@@ -5,20 +5,15 @@ from __future__ import annotations
 import gzip
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, Literal, NamedTuple, cast
+from typing import IO, Any, Literal, cast
 
 from pydantic import Field
 
 from pfl_bench.data import parse_json, regular
-from pfl_bench.types import DataError
-from tasks.common.damage import reading
-from tasks.common.description import StoreDescription
-from tasks.common.fedscale.layout import FOLDER, find_mappings, published_as, read_mapping
-from tasks.common.forms import Form, choose_form
-from tasks.common.generated import GENERATED_FACTS, is_generated
-from tasks.common.leaf.gathering import Gathering, PartitionOptions, write_partition
-from tasks.common.leaf.json_files import UNSPLIT
-from tasks.common.progress import Progress
+from pfl_bench.types import DataError, Progress
+from tasks.common.fedscale.layout import FOLDER, find_mappings, read_mapping
+from tasks.common.leaf.gathering import UNSPLIT, Gathering, PartitionOptions, write_partition
+from tasks.common.sources import GENERATED_FACTS, Form, choose_form, is_generated, reading
 from tasks.common.text.numbered import FIELDS, NUMBER, WAITING, NumberedWords, Text, gather_texts
 
 MOST_STARS = 5
@@ -32,23 +27,14 @@ MAPPING_LOOKED_FOR = (
 )
 
 
-class Review(NamedTuple):
-    """One review, as published or of the split "all"; its label is its stars less one, 0 to 4."""
-
-    split: str
-    user: str
-    text: str
-    label: int
-
-
 def json_files(source: Path) -> list[Path]:
     """The publisher's files of a folder, by name."""
     ends = (".json", ".jsonl", ".json.gz", ".jsonl.gz")
     return sorted(p for p in source.iterdir() if not p.is_dir() and p.name.lower().endswith(ends))
 
 
-def read_fedscale(source: Path) -> Iterator[Review]:
-    """Read FedScale's mapping, whose second column holds the reviews themselves.
+def read_fedscale(source: Path) -> Iterator[Text]:
+    """Read FedScale's mapping, whose second column holds the reviews; a label is stars less one.
 
     Source: FedScale's core/utils/word2vec.py, which reads the columns by position and takes the
         label's name less one for the class.
@@ -56,10 +42,11 @@ def read_fedscale(source: Path) -> Iterator[Review]:
     for split, path in find_mappings(source).items():
         for row in read_mapping(path):
             where = f"{path}, line {row.line}"
-            yield Review(split, row.client_id, row.sample_path, _label(row.label_name, where))
+            label = _label(row.label_name, where)
+            yield Text(split, row.client_id, row.sample_path, label, 0)
 
 
-def read_json(path: Path) -> Iterator[Review]:
+def read_json(path: Path) -> Iterator[Text]:
     """Read a file of the publisher's, a line at a time; blank lines are passed over."""
     number = 0
     with reading(path, what=lambda: f"cannot be read after line {number}"), _open(path) as file:
@@ -74,7 +61,7 @@ def _open(path: Path) -> IO[bytes]:
     return regular(path).open("rb")
 
 
-def _review(line: bytes, where: str) -> Review:
+def _review(line: bytes, where: str) -> Text:
     try:
         found: Any = parse_json(line)
     except ValueError as error:
@@ -88,7 +75,7 @@ def _review(line: bytes, where: str) -> Review:
     text = found.get("reviewText", "")
     if not isinstance(text, str):
         raise DataError(f"{where}: reviewText is no text; each line is an object with {_KEYS}")
-    return Review(UNSPLIT, user, text, _label(found.get("overall"), where))
+    return Text(UNSPLIT, user, text, _label(found.get("overall"), where), 0)
 
 
 _KEYS = "reviewerID, reviewText and overall (1 to 5 stars)"
@@ -142,9 +129,9 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
     form = choose_form(source, "Amazon Review", FORMS, options).name
     words = NumberedWords(True, options.max_words, options.vocabulary)
     with Gathering(out, {**WAITING, "review": NUMBER}) as gathering:
-        reviews = (Text(*review, number) for number, review in enumerate(_reviews(form, source)))
+        reviews = (one._replace(number=place) for place, one in enumerate(_reviews(form, source)))
         gather_texts(gathering, reviews, "review", progress)
-        partition = gathering.partition(options, published_as=published_as(gathering))
+        partition = gathering.partition(options, published_as=gathering.published_as())
         size = options.vocabulary_size
         words.choose(source, partition, size, size, progress)
         extra: dict[str, Any] = {
@@ -155,7 +142,11 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
         if is_generated(source):
             variant = "generated"
             extra |= GENERATED_FACTS
-        description = StoreDescription(
+        return write_partition(
+            out,
+            partition,
+            progress,
+            words.convert,
             task="amazon_review",
             variant=variant,
             source=SOURCES[variant],
@@ -165,10 +156,9 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
             extra=extra,
             names={"vocabulary": words.vocabulary, "targets": CLASSES},
         )
-        return write_partition(out, partition, description, progress, words.convert)
 
 
-def _reviews(form: str, source: Path) -> Iterator[Review]:
+def _reviews(form: str, source: Path) -> Iterator[Text]:
     if form == "fedscale":
         return read_fedscale(source)
     return (review for path in json_files(source) for review in read_json(path))

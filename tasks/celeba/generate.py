@@ -19,11 +19,10 @@ from PIL import Image, ImageDraw
 from pydantic import Field
 
 from pfl_bench.data import new_folder
-from tasks.celeba.images import ARCHIVE, FOLDER
-from tasks.celeba.tables import ATTRIBUTES, IDENTITIES
-from tasks.common.generated import GENERATED_MARK, settings
+from pfl_bench.types import Progress
+from tasks.celeba.files import ARCHIVE, ATTRIBUTES, FOLDER, IDENTITIES
 from tasks.common.options import StrictOptions
-from tasks.common.progress import Progress
+from tasks.common.sources import GENERATED_MARK, settings
 
 Colour = tuple[int, int, int]
 QUALITY = 90

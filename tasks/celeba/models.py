@@ -9,7 +9,7 @@ from torch import nn
 
 from pfl_bench.types import DataFacts
 from tasks.common.options import StrictOptions, check_inputs
-from tasks.common.vision.small_cnn import two_convolutions
+from tasks.common.vision.normalization import two_convolutions
 
 CHANNELS = 32
 NUM_BLOCKS = 4

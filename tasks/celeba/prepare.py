@@ -13,24 +13,26 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from pfl_bench.data import FieldSpec
-from pfl_bench.types import ConfigError, DataError, did_you_mean
-from tasks.celeba.images import ARCHIVE, FOLDER, PLACES, ImageSource, find, why_unreadable
-from tasks.celeba.tables import (
+from pfl_bench.types import ConfigError, DataError, Progress, did_you_mean
+from tasks.celeba.files import (
+    ARCHIVE,
     ATTRIBUTES,
+    FOLDER,
     IDENTITIES,
     LABEL,
+    PLACES,
     Attributes,
+    ImageSource,
+    find,
     read_attributes,
     read_identities,
     read_json,
 )
-from tasks.common.description import StoreDescription
-from tasks.common.forms import Form, choose_form
-from tasks.common.generated import GENERATED_FACTS, GENERATED_MARK
 from tasks.common.leaf import table1 as leaf
-from tasks.common.leaf.gathering import Gathering, PartitionOptions, write_partition
-from tasks.common.leaf.json_files import LOOKED_FOR, UNSPLIT, find_files
-from tasks.common.progress import Progress
+from tasks.common.leaf.gathering import UNSPLIT, Gathering, PartitionOptions, write_partition
+from tasks.common.leaf.json_files import LOOKED_FOR, find_files
+from tasks.common.sources import GENERATED_FACTS, GENERATED_MARK, Form, choose_form
+from tasks.common.vision.pictures import PictureError, opened, read_to_end
 
 # Source: Liu et al. 2015 (CelebA) and the data set's README.
 IMAGES, PEOPLE, NUM_ATTRIBUTES = 202_599, 10_177, 40
@@ -50,14 +52,9 @@ def table1(sizes: Collection[int]) -> dict[str, Any]:
         [size for size in sizes if size >= LEAST_IMAGES],
         leaf.CELEBA,
         f"images of celebrities with at least {LEAST_IMAGES}",
-        full=looks_full(num_images),
+        full=leaf.looks_full(num_images, IMAGES),
         more=(("images", num_images, IMAGES), ("celebrities", len(sizes), PEOPLE)),
     )
-
-
-def looks_full(num_images: int) -> bool:
-    """Whether so many images look like the whole data, not a part of them."""
-    return leaf.looks_full(num_images, IMAGES)
 
 
 SIDE = 84
@@ -134,7 +131,7 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
             )
         partition = gathering.partition(options)
         generated = find(source, GENERATED_MARK) is not None
-        full = looks_full(sizes.total())
+        full = leaf.looks_full(sizes.total(), IMAGES)
         told = lists.label.replace("_", " ").lower()
         extra: dict[str, Any] = {
             **table1(sizes.values()),
@@ -144,7 +141,10 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
             "problems": problems.facts(),
             **(GENERATED_FACTS if generated else {}),
         }
-        description = StoreDescription(
+        return write_partition(
+            out,
+            partition,
+            progress,
             task="celeba",
             variant=GENERATED if generated else FULL if full else PARTIAL,
             source="drawn faces in CelebA's format" if generated else "CelebA, aligned images",
@@ -154,7 +154,6 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
             extra=extra,
             names={"targets": [f"not {told}", told]},
         )
-        return write_partition(out, partition, description, progress)
 
 
 def _gather(
@@ -300,16 +299,15 @@ def _match(
 
 
 def _read(images: ImageSource, name: str, problems: Problems) -> bytes | None:
+    """An image's bytes; None if it is missing or cannot be decoded to its end."""
     try:
         data = images.read(name)
-    except OSError as error:
+        if data is None:
+            problems.add("missing", name)
+            return None
+        with opened(data) as image:
+            read_to_end(image)
+    except (OSError, PictureError) as error:
         problems.add("unreadable", f"{name} ({error})")
-        return None
-    if data is None:
-        problems.add("missing", name)
-        return None
-    reason = why_unreadable(data)
-    if reason is not None:
-        problems.add("unreadable", f"{name} ({reason})")
         return None
     return data

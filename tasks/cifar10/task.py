@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from pfl_bench.data import open_store
-from tasks.cifar10.forms import SIDE
-from tasks.common.images.task import ImageOptions, ImageTask, build_task
-from tasks.common.images.transform import CropFlip
+from tasks.cifar10.prepare import SIDE
+from tasks.common.images.task import CropFlip, ImageOptions, ImageTask, build_task
 
 TASK_NAME = "cifar10"
 

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfl_bench.types import DataError, RemoteFile
-from tasks.common.damage import reading
 from tasks.common.images.store import Images
+from tasks.common.sources import reading
 
 # Third byte of the file: type of the values, which are big-endian.
 UBYTE, INT = 0x08, 0x0C

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pfl_bench.types import RemoteFile
+from pfl_bench.types import Progress, RemoteFile
 from tasks.common.idx import PARTS, are_published, read_split
-from tasks.common.images.store import About, FeatureOptions, featured, write_images
-from tasks.common.progress import Progress
+from tasks.common.images.store import FeatureOptions, write_images
 
 _MIRRORS = (
     "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
@@ -56,5 +55,13 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
     variant, name = "fashion-mnist", "Fashion-MNIST as published"
     if not are_published(splits, _CONTENT):
         variant, name = "fashion-mnist-other", "other data in files of Fashion-MNIST's names"
-    about = About("fashion_mnist", variant, name, CLASSES)
-    return write_images(out, *featured(about, splits, options, progress))
+    return write_images(
+        out,
+        splits,
+        options,
+        progress,
+        task="fashion_mnist",
+        variant=variant,
+        source=name,
+        class_names=CLASSES,
+    )

@@ -13,23 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pfl_bench.types import DataError
-from tasks.common.damage import open_hdf5
-from tasks.common.idx import (
-    CLASS_COLUMN,
-    NUM_ROWS,
-    TEST_LABELS,
-    TRAIN_LABELS,
-    UBYTE,
-    WRITER_COLUMN,
-    check_classes,
-    find_idx,
-    read_idx,
-    read_labels,
-)
-from tasks.common.leaf.gathering import Gathering
-from tasks.common.leaf.json_files import LOOKED_FOR, UNSPLIT, LeafUser, find_files, read_splits
-from tasks.common.progress import Progress
+from pfl_bench.types import DataError, Progress
+from tasks.common import idx
+from tasks.common.leaf.gathering import UNSPLIT, Gathering
+from tasks.common.leaf.json_files import LOOKED_FOR, LeafUser, find_files, read_splits
+from tasks.common.sources import open_hdf5
 from tasks.femnist.forms import (
     NUM_CHARACTERS,
     NUM_DIGITS,
@@ -54,8 +42,6 @@ def read(source: Path, gathering: Gathering, progress: Progress) -> Reading:
     return Reading(
         source="FEMNIST in LEAF's JSON form"
         + (", split as published" if UNSPLIT not in files else ", all_data files"),
-        num_classes=NUM_CHARACTERS,
-        split_by=None,
         extra={"files": len(paths), "first_file": paths[0].name, **rounding_facts(error)},
     )
 
@@ -200,23 +186,25 @@ class Part:
     classes: str | None = None
 
 
-MNIST_TRAIN = Part("train-images-idx3-ubyte", NUM_ROWS, TRAIN_LABELS, 0, "train-labels-idx1-ubyte")
+MNIST_TRAIN = Part(
+    "train-images-idx3-ubyte", idx.NUM_ROWS, idx.TRAIN_LABELS, 0, "train-labels-idx1-ubyte"
+)
 MNIST_TEST = Part(
-    "t10k-images-idx3-ubyte", NUM_MNIST_TEST, TEST_LABELS, 0, "t10k-labels-idx1-ubyte"
+    "t10k-images-idx3-ubyte", NUM_MNIST_TEST, idx.TEST_LABELS, 0, "t10k-labels-idx1-ubyte"
 )
 # The first 10,000 of QMNIST's test images redo MNIST's: they are used only if those are absent.
-QMNIST_TEST = Part("qmnist-test-images-idx3-ubyte", NUM_ROWS, TEST_LABELS, NUM_MNIST_TEST)
+QMNIST_TEST = Part("qmnist-test-images-idx3-ubyte", idx.NUM_ROWS, idx.TEST_LABELS, NUM_MNIST_TEST)
 PARTS = (MNIST_TRAIN, MNIST_TEST, QMNIST_TEST)
 QMNIST_LOOKED_FOR = (
-    f"QMNIST: {TEST_LABELS}[.gz] with {MNIST_TEST.images}[.gz] and perhaps "
-    f"{QMNIST_TEST.images}[.gz], or {TRAIN_LABELS}[.gz] with {MNIST_TRAIN.images}[.gz]"
+    f"QMNIST: {idx.TEST_LABELS}[.gz] with {MNIST_TEST.images}[.gz] and perhaps "
+    f"{QMNIST_TEST.images}[.gz], or {idx.TRAIN_LABELS}[.gz] with {MNIST_TRAIN.images}[.gz]"
 )
 
 
 def has_digits(source: Path) -> bool:
     """Whether one of the files is there; MNIST's images alone count, to say what they lack."""
-    names = {part.images for part in PARTS} | {TRAIN_LABELS, TEST_LABELS}
-    return any(find_idx(source, name) for name in names)
+    names = {part.images for part in PARTS} | {idx.TRAIN_LABELS, idx.TEST_LABELS}
+    return any(idx.find_idx(source, name) for name in names)
 
 
 def read_digits(source: Path, gathering: Gathering, progress: Progress) -> Reading:
@@ -224,13 +212,13 @@ def read_digits(source: Path, gathering: Gathering, progress: Progress) -> Readi
     used, absent = [], []
     done = 0
     for part in PARTS:
-        path = find_idx(source, part.images)
+        path = idx.find_idx(source, part.images)
         if path is None:
             absent.append(part.images)
             continue
         if part is QMNIST_TEST and MNIST_TEST.images in absent:
             part = replace(part, start=0)
-        images = read_idx(path, UBYTE, (part.num_images, SIDE, SIDE))
+        images = idx.read_idx(path, idx.UBYTE, (part.num_images, SIDE, SIDE))
         labels = _labels_of(source, part, path)
         # MNIST has ink 255 on ground 0; LEAF's convention is the inverse.
         images = 255 - images[part.start :]
@@ -246,33 +234,32 @@ def read_digits(source: Path, gathering: Gathering, progress: Progress) -> Readi
     return Reading(
         source=f"MNIST/QMNIST digits with QMNIST's writers ({', '.join(used)})",
         num_classes=NUM_DIGITS,
-        split_by=None,
         extra={"parts_used": used, "parts_absent": absent},
     )
 
 
 def _labels_of(source: Path, part: Part, images: Path) -> NDArray[np.int32]:
     """Read and check QMNIST's labels of a part, shape (60,000, 8)."""
-    path = find_idx(source, part.labels)
+    path = idx.find_idx(source, part.labels)
     if path is None:
         raise DataError(
             f"{images}: who wrote these digits is in {part.labels}[.gz], which is missing from "
             f"{source}; get it from QMNIST and put it there"
         )
-    labels = read_labels(path)
-    mnist = find_idx(source, part.classes) if part.classes else None
+    labels = idx.read_labels(path)
+    mnist = idx.find_idx(source, part.classes) if part.classes else None
     if mnist is not None:
-        check_classes(mnist, read_idx(mnist, UBYTE, (part.num_images,)), path, labels)
+        idx.check_classes(mnist, idx.read_idx(mnist, idx.UBYTE, (part.num_images,)), path, labels)
     return labels
 
 
 def _append_digits(
     gathering: Gathering, images: NDArray[np.uint8], labels: NDArray[np.int32]
 ) -> None:
-    writers = labels[:, WRITER_COLUMN]
+    writers = labels[:, idx.WRITER_COLUMN]
     for writer in np.unique(writers):
         rows = np.flatnonzero(writers == writer)
-        classes = labels[rows, CLASS_COLUMN].astype(np.uint8)
+        classes = labels[rows, idx.CLASS_COLUMN].astype(np.uint8)
         gathering.append(UNSPLIT, f"qmnist-{writer:04d}", inputs=images[rows], targets=classes)
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from pfl_bench.data import FieldSpec
 from pfl_bench.types import DataError, SplitBy
-from tasks.common import forms
+from tasks.common import sources
 
 SIDE = 28
 NUM_PIXELS = SIDE * SIDE
@@ -36,13 +36,13 @@ class Reading:
     """Findings of a reader: a line for a human, and facts; ``split_by`` is None of unsplit data."""
 
     source: str
-    num_classes: int
-    split_by: SplitBy | None
     extra: Mapping[str, Any]
+    num_classes: int = NUM_CHARACTERS
+    split_by: SplitBy | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Form(forms.Form):
+class Form(sources.Form):
     """One public form of the data; its name is the variant of stores, too.
 
     Attributes:

@@ -8,8 +8,7 @@ from torch import nn
 
 from pfl_bench.types import DataFacts
 from tasks.common.options import StrictOptions, check_inputs
-from tasks.common.vision.normalization import for_one_channel
-from tasks.common.vision.small_cnn import two_convolutions
+from tasks.common.vision.normalization import for_one_channel, two_convolutions
 from tasks.femnist.forms import NUM_PIXELS, SIDE
 
 IMAGE_SHAPE = (1, SIDE, SIDE)

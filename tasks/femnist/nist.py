@@ -15,14 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfl_bench.data import regular
-from pfl_bench.types import DataError
-from tasks.common.damage import reading
+from pfl_bench.types import DataError, Progress
 from tasks.common.fedscale.layout import FOLDER
-from tasks.common.leaf.gathering import Gathering
-from tasks.common.leaf.plan import UNSPLIT
-from tasks.common.progress import Progress
+from tasks.common.leaf.gathering import UNSPLIT, Gathering
+from tasks.common.sources import reading
 from tasks.common.vision.pictures import PictureError, opened
-from tasks.femnist.forms import CODES, NUM_CHARACTERS, SIDE, Form, Reading
+from tasks.femnist.forms import CODES, SIDE, Form, Reading
 
 SEARCH_DEPTH = 3
 RAW_SIDE = 128
@@ -94,8 +92,6 @@ def read(source: Path, gathering: Gathering, progress: Progress) -> Reading:
         )
     return Reading(
         source="NIST Special Database 19 by_write, classes from by_class, 28 x 28 by Lanczos",
-        num_classes=NUM_CHARACTERS,
-        split_by=None,
         extra={
             "by_write_images": done,
             "by_class_images": num_class_files,

@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pfl_bench.types import DataError
-from tasks.common.fedscale.layout import FOLDER
+from pfl_bench.types import DataError, Progress
+from tasks.common.fedscale.layout import FOLDER, Labels
 from tasks.common.fedscale.streaming import (
     BadSamples,
     Counts,
@@ -38,12 +38,9 @@ from tasks.common.fedscale.streaming import (
     prefetch,
     table5,
 )
-from tasks.common.fedscale.survey import Labels
-from tasks.common.leaf.gathering import Gathering
-from tasks.common.leaf.json_files import UNSPLIT
+from tasks.common.leaf.gathering import UNSPLIT, Gathering
 from tasks.common.leaf.table1 import differences
-from tasks.common.parquet import find_parquet, open_parquet
-from tasks.common.progress import Progress
+from tasks.common.sources import find_parquet, open_parquet
 from tasks.common.vision.pictures import PictureError, opened
 from tasks.femnist.forms import CODES, MIDDLE_GREY, NUM_CHARACTERS, SIDE, Form, Reading
 from tasks.femnist.nist import RAW_SIDE, to_grey
@@ -87,8 +84,6 @@ def read(
         )
     return Reading(
         source="FEMNIST, pictures and writers as FedScale publishes them",
-        num_classes=NUM_CHARACTERS,
-        split_by=None,
         extra={**table5(found, PUBLISHED), "bad_samples": left_out.facts()["bad_samples"]},
     )
 
@@ -152,8 +147,6 @@ def read_parquet(source: Path, gathering: Gathering, progress: Progress) -> Read
         )
     return Reading(
         source="FEMNIST, parquet files of flwrlabs/femnist",
-        num_classes=NUM_CHARACTERS,
-        split_by=None,
         extra={
             "files": len(paths),
             "ground": "black, turned round" if dark else "white",

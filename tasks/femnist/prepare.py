@@ -7,15 +7,13 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from pfl_bench.types import ConfigError, HubDataset, RemoteFile
-from tasks.common.description import StoreDescription
+from pfl_bench.types import ConfigError, HubDataset, Progress, RemoteFile
 from tasks.common.fedscale.streaming import BadSamples
-from tasks.common.forms import choose_form
 from tasks.common.idx import LABEL_FILES, MNIST_FILES, QMNIST_URL
 from tasks.common.leaf.gathering import Gathering, PartitionOptions, write_partition
 from tasks.common.leaf.options import FORM_NAMES
 from tasks.common.leaf.table1 import FEMNIST, compare
-from tasks.common.progress import Progress
+from tasks.common.sources import choose_form
 from tasks.femnist import arrays, nist, pictures
 from tasks.femnist.forms import FIELDS, SIDE, Form
 
@@ -84,7 +82,10 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
         if form.is_leafs:
             sizes = gathering.examples_per_user().values()
             extra |= compare(sizes, FEMNIST, "images of characters")
-        description = StoreDescription(
+        return write_partition(
+            out,
+            partition,
+            progress,
             task="femnist",
             variant=form.name,
             source=reading.source,
@@ -93,7 +94,6 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
             fields=FIELDS,
             extra=extra,
         )
-        return write_partition(out, partition, description, progress)
 
 
 def _own_options(form: Form, options: Options) -> dict[str, Any]:

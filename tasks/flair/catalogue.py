@@ -11,8 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfl_bench.types import DataError
-from tasks.flair.labels import Labels, Relationship, make_labels
-from tasks.flair.published import NUM_COARSE, NUM_FINE, SPLIT_OF_PARTITION, SPLITS
+from tasks.flair.published import (
+    NUM_COARSE,
+    NUM_FINE,
+    SPLIT_OF_PARTITION,
+    SPLITS,
+    Labels,
+    Relationship,
+    make_labels,
+)
 
 FIELDS = ("user_id", "image_id", "labels", "fine_grained_labels", "partition")
 NO_USER = -1

@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pfl_bench.types import ConfigError, DataError
-from tasks.common.vision.imagenet import MEAN, STD
-from tasks.common.vision.pictures import PictureError, opened
+from tasks.common.vision.pictures import IMAGENET_MEAN, IMAGENET_STD, PictureError, opened
 
 Bytes = NDArray[np.uint8]
 JPEG_START = b"\xff\xd8"
@@ -171,8 +170,8 @@ class CropFlipNormalize:
         self.augment = augment
         # For whole rows of pixels, a pixel's channels side by side: three times as fast on a CPU
         # as three numbers a pixel.
-        self._scale = torch.tensor([1.0 / (255.0 * s) for s in STD]).repeat(crop)
-        shift = torch.tensor([-m / s for m, s in zip(MEAN, STD, strict=True)])
+        self._scale = torch.tensor([1.0 / (255.0 * s) for s in IMAGENET_STD]).repeat(crop)
+        shift = torch.tensor([-m / s for m, s in zip(IMAGENET_MEAN, IMAGENET_STD, strict=True)])
         self._shift = shift.repeat(crop)
 
     def draw(self, count: int, rng: np.random.Generator) -> Tensor:

@@ -28,14 +28,12 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from pfl_bench.data import new_folder
-from pfl_bench.types import DataError
-from tasks.common.generated import settings, write_mark
+from pfl_bench.types import DataError, Progress
 from tasks.common.options import StrictOptions
-from tasks.common.progress import Progress
+from tasks.common.sources import settings, write_mark
 from tasks.common.threads import map_in_order
+from tasks.flair import published
 from tasks.flair.drawing import DRAWING, FINE_TO_COARSE, GLYPHS, Camera, draw_picture
-from tasks.flair.labels import RELATIONSHIP
-from tasks.flair.published import COARSE_IMAGES, IMAGE_SIDE, IMAGES, SPLITS, drawing_line
 from tasks.flair.reading import METADATA
 
 PICTURES_A_BATCH = 256
@@ -110,7 +108,7 @@ def _leave_interrupts_to_the_parent() -> None:
 
 Booleans = NDArray[np.bool_]
 
-COARSE = tuple(sorted(COARSE_IMAGES))
+COARSE = tuple(sorted(published.COARSE_IMAGES))
 FINE = tuple(sorted(GLYPHS))
 # The seven rarest labels are raised to this share of the images: at their published 0.2 to 2.6 %, a
 # split of a few hundred images would hold one or two, and their average precision would be noise.
@@ -143,7 +141,7 @@ class Options(StrictOptions):
     num_images: int = Field(default=4800, ge=10, le=1_000_000)
     seed: int = Field(default=0, ge=0)
     num_tarballs: int = Field(default=3, ge=1, le=100)
-    image_size: int = Field(default=IMAGE_SIDE, ge=32, le=1024)
+    image_size: int = Field(default=published.IMAGE_SIDE, ge=32, le=1024)
     num_processes: int | None = Field(default=None, ge=1, le=256)
 
     @model_validator(mode="after")
@@ -238,8 +236,10 @@ def _draw_labels(
     owners: NDArray[np.int64], num_users: int, rng: np.random.Generator
 ) -> tuple[Booleans, Booleans]:
     """Draw each image's labels by its user's taste; every image has at least one."""
-    published = np.array([COARSE_IMAGES[name] for name in COARSE]) / sum(IMAGES.values())
-    shares = np.maximum(published, RAREST_SHARE)
+    found = np.array([published.COARSE_IMAGES[name] for name in COARSE]) / sum(
+        published.IMAGES.values()
+    )
+    shares = np.maximum(found, RAREST_SHARE)
     likes, dislikes = TASTE_CONCENTRATION * shares, TASTE_CONCENTRATION * (1 - shares)
     tastes = rng.beta(likes, dislikes, (num_users, len(COARSE)))
     coarse = rng.random((len(owners), len(COARSE))) < tastes[owners]
@@ -262,11 +262,11 @@ def _fill_in(
     coarse: Booleans, fine: Booleans, split_of: NDArray[np.str_], rng: np.random.Generator
 ) -> None:
     """Give labels that a split has too rarely to random images of it, in place."""
-    for split in SPLITS:
+    for split in published.SPLITS:
         images = np.flatnonzero(split_of == split)
         least = int(np.ceil(SPLIT_SHARE * len(images)))
         for position, name in enumerate(FINE):
-            column, is_own = COARSE.index(FINE_TO_COARSE[name]), name in COARSE_IMAGES
+            column, is_own = COARSE.index(FINE_TO_COARSE[name]), name in published.COARSE_IMAGES
             lacking = least - int(coarse[images, column].sum()) if is_own else 0
             lacking = max(lacking, 1 - int(fine[images, position].sum()))
             without = images[~fine[images, position]]
@@ -280,9 +280,9 @@ def _write_texts(folder: Path, plan: Plan, options: Options) -> None:
         folder,
         "These files are not FLAIR. They have its format, but the pictures are drawn shapes and "
         "the users are made up,\nby pfl-bench data generate flair "
-        f"({settings(options, without={'num_processes'})}).\n{drawing_line(DRAWING)}\n",
+        f"({settings(options, without={'num_processes'})}).\n{published.drawing_line(DRAWING)}\n",
     )
-    (folder / RELATIONSHIP).write_text("".join(pairs), encoding="utf-8")
+    (folder / published.RELATIONSHIP).write_text("".join(pairs), encoding="utf-8")
     with (folder / METADATA).open("w", encoding="utf-8") as file:
         for image, user in enumerate(plan.owners.tolist()):
             entry = {
@@ -338,12 +338,12 @@ def _facts(plan: Plan, options: Options) -> dict[str, Any]:
     coarse_counts = dict(zip(COARSE, (int(n) for n in plan.coarse.sum(axis=0)), strict=True))
     return {
         "what": "drawn pictures in FLAIR's format, not FLAIR",
-        "users": {name: int((split_of == name).sum()) for name in SPLITS},
-        "images": {name: int(counts[split_of == name].sum()) for name in SPLITS},
+        "users": {name: int((split_of == name).sum()) for name in published.SPLITS},
+        "images": {name: int(counts[split_of == name].sum()) for name in published.SPLITS},
         "images_a_user": {"median": median(counts.tolist()), "max": int(counts.max())},
         "coarse_labels_an_image": round(float(plan.coarse.sum(axis=1).mean()), 2),
         "fine_labels_an_image": round(float(plan.fine.sum(axis=1).mean()), 2),
         "images_of_coarse_label": coarse_counts,
         "fine_labels": len(FINE),
-        "prepare_options": [] if size == IMAGE_SIDE else [f"image_size={size}"],
+        "prepare_options": [] if size == published.IMAGE_SIDE else [f"image_size={size}"],
     }

@@ -18,15 +18,16 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from pfl_bench.types import ConfigError, DataFacts, did_you_mean
-from tasks.common.damage import reason
 from tasks.common.options import StrictOptions
+from tasks.common.sources import reason
 from tasks.common.vision.normalization import (
+    SMALL_CNN,
     FrozenStatisticsNorm,
     batchnorm_names,
     freeze_statistics,
+    small_cnn,
     use_group_norm,
 )
-from tasks.common.vision.small_cnn import SMALL_CNN, small_cnn
 from tasks.flair.pretrained import find_weights, load_weights
 
 Train = Literal["all", "head", "last_block", "film", "lora"]

@@ -13,13 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfl_bench.data import FORMAT, parse_json
-from pfl_bench.types import DataError
-from tasks.common.damage import open_hdf5
-from tasks.common.progress import Progress
+from pfl_bench.types import DataError, Progress
+from tasks.common.sources import open_hdf5
 from tasks.common.threads import num_workers
 from tasks.flair.catalogue import Catalogue
-from tasks.flair.labels import relationship_of
-from tasks.flair.published import SPLIT_OF_PARTITION
+from tasks.flair.published import SPLIT_OF_PARTITION, relationship_of
 from tasks.flair.reading import Form, Input, Job, fingerprint_of
 from tasks.flair.spool import FINE, Finding, RawImage
 

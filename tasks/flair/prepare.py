@@ -13,19 +13,17 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from pfl_bench.data import FieldSpec, StoreWriter
-from pfl_bench.types import ConfigError, DataError, HubDataset, RemoteFile
-from tasks.common.description import StoreDescription
-from tasks.common.forms import choose_form
-from tasks.common.generated import GENERATED_MARK
+from pfl_bench.types import ConfigError, DataError, HubDataset, Progress, RemoteFile
 from tasks.common.options import StrictOptions
-from tasks.common.progress import Progress
-from tasks.flair import parquet, pfl_hdf5, published, tarballs
+from tasks.common.sources import GENERATED_MARK, choose_form
+from tasks.flair import pfl_hdf5, published
 from tasks.flair.catalogue import SHOWN, Catalogue
-from tasks.flair.labels import UNKNOWN, Labels
+from tasks.flair.images import FOLDER_FORM, PARQUET_FORM, TARBALL_FORM, absent_tarballs
+from tasks.flair.published import UNKNOWN, Labels
 from tasks.flair.reading import Form, ImageTable, Job, read_all
 from tasks.flair.spool import BAD_KINDS, Check, ImageSpool
 
-FORMS: tuple[Form, ...] = (tarballs.FORM, tarballs.FOLDER_FORM, parquet.FORM, pfl_hdf5.FORM)
+FORMS: tuple[Form, ...] = (TARBALL_FORM, FOLDER_FORM, PARQUET_FORM, pfl_hdf5.FORM)
 FIELDS = {
     "image": FieldSpec("uint8", ragged=True),
     "coarse": FieldSpec("uint8", ragged=True),
@@ -159,16 +157,17 @@ def _make(form: Form, job: Job, labels: Labels, out: Path, options: Options) -> 
     origin = form.source
     if mark is not None:
         origin = f"pictures drawn by pfl-bench, not FLAIR, in FLAIR's published form ({form.name})"
-    description = StoreDescription(
+    with StoreWriter(
+        out,
         task="flair",
         variant=variant,
         source=origin,
+        split_by="user",
         num_classes=max(1, len(labels.coarse)),
         input_shape=(3, job.side, job.side),
         fields=FIELDS,
         extra=extra | _label_extra(labels, extra),
-    )
-    with description.writer(out, "user") as writer:
+    ) as writer:
         _write(writer, job, images, bad)
     unknown = sum(index == UNKNOWN for index in labels.fine_to_coarse)
     return {
@@ -210,8 +209,8 @@ def _refusal(
         for kind in BAD_KINDS
         if problems[kind]
     ]
-    if form is tarballs.FORM and problems["missing"]:
-        absent = tarballs.absent_tarballs(source)
+    if form is TARBALL_FORM and problems["missing"]:
+        absent = absent_tarballs(source)
         lines.append(
             f"\nOf the {published.NUM_TARBALLS} published tarballs {len(absent)} are not there: "
             f"{', '.join(absent[:SHOWN])}{', ...' if len(absent) > SHOWN else ''}"

@@ -1,14 +1,17 @@
-"""Published counts of FLAIR, and how a prepared store compares with them."""
+"""FLAIR's published counts and its two levels of labels, with the file that joins them."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pfl_bench.types import DataError
 from tasks.common.leaf import table1
+from tasks.common.sources import reading
 
 SPLITS = ("train", "val", "test")
 # The published README says "dev" once where the files say "val".
@@ -66,3 +69,126 @@ def variant_of(form: str, *, mark: str | None, differs: bool) -> str:
     if form == "pfl-hdf5":
         return PIXELS
     return PARTIAL if differs else FULL
+
+
+RELATIONSHIP = "label_relationship.txt"
+UNKNOWN = -1
+
+_SEPARATORS = ("->", "\t", ",")
+_COLUMN_NAME = re.compile(r"((fine|coarse)[\w -]*)?labels?")
+_CLOSING = {"(": ")", "[": "]"}
+_QUOTES = "'\""
+
+
+@dataclass(frozen=True, slots=True)
+class Relationship:
+    """Coarse labels that each fine label belongs to (published: one), in the order of the file."""
+
+    coarse_of: dict[str, tuple[str, ...]]
+    coarse: frozenset[str]
+
+    def of(self, fine: str) -> tuple[str, ...]:
+        """Coarse labels of a fine one; a coarse label's name as fine label is its own, else ()."""
+        return self.coarse_of.get(fine) or ((fine,) if fine in self.coarse else ())
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """Sorted lists of labels, in which a label's place is its index in a store.
+
+    ``fine_to_coarse`` has the index of each fine label's coarse label; ``UNKNOWN`` where no file
+    says it.
+    """
+
+    coarse: list[str]
+    fine: list[str]
+    fine_to_coarse: list[int]
+
+
+def read_relationship(path: Path) -> Relationship:
+    """Read pairs of a fine and a coarse label, a line each.
+
+    The two are separated by "->", a tab or the last comma (a fine label's name may have commas);
+    brackets and quotes around a whole line or name are dropped; blank lines, and a first line that
+    only names the columns, are passed over.
+    """
+    pairs: dict[str, list[str]] = {}
+    with reading(path):
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        cells = _cells(line)
+        if len(cells) != 2 or not all(cells):
+            raise DataError(
+                f"{path}, line {number}: {line.strip()[:80]!r} is not a pair of a fine and a "
+                "coarse label such as 'bag -> equipment' (also with a tab or a comma)"
+            )
+        if number == 1 and all(_COLUMN_NAME.fullmatch(cell.lower()) for cell in cells):
+            continue
+        known = pairs.setdefault(cells[0], [])
+        if cells[1] not in known:
+            known.append(cells[1])
+    if not pairs:
+        raise DataError(f"{path}: holds no pair of labels; get the file anew")
+    coarse_of = {fine: tuple(coarse) for fine, coarse in pairs.items()}
+    return Relationship(coarse_of, frozenset(name for names in pairs.values() for name in names))
+
+
+def relationship_of(source: Path) -> Relationship | None:
+    """Read the file of a folder; None if it has none."""
+    path = source / RELATIONSHIP
+    return read_relationship(path) if path.is_file() else None
+
+
+def _cells(line: str) -> list[str]:
+    """Names on a line; not two, or an empty one, if it is no pair."""
+    line = _bare(line)
+    separator = next((sign for sign in _SEPARATORS if sign in line), None)
+    if separator is None:
+        return []
+    cells = line.rsplit(separator, 1) if separator == "," else line.split(separator)
+    return [_bare(cell) for cell in cells]
+
+
+def _bare(text: str) -> str:
+    """Drop white space, and brackets and quotes that enclose all the rest."""
+    text = text.strip()
+    while _is_enclosed(text):
+        text = text[1:-1].strip()
+    return text
+
+
+def _is_enclosed(text: str) -> bool:
+    if len(text) < 2:
+        return False
+    first, inner = text[0], text[1:-1]
+    if first in _QUOTES:
+        return text[-1] == first and first not in inner
+    if _CLOSING.get(first) != text[-1]:
+        return False
+    depth = 1  # "(a) b (c)" begins and ends with brackets, but not with one pair
+    for sign in inner:
+        depth += (sign == first) - (sign == text[-1])
+        if depth == 0:
+            return False
+    return depth == 1
+
+
+def make_labels(
+    coarse: Iterable[str], fine: Iterable[str], relationship: Relationship | None
+) -> Labels:
+    """Sort the labels and join the two levels.
+
+    Without a relationship only fine labels that have a coarse label's name are joined; the rest is
+    ``UNKNOWN``.
+    """
+    coarse_names, fine_names = sorted(set(coarse)), sorted(set(fine))
+    if relationship is None:
+        relationship = Relationship({}, frozenset(coarse_names))
+    index = {name: place for place, name in enumerate(coarse_names)}
+    joined = [
+        next((index[name] for name in relationship.of(label) if name in index), UNKNOWN)
+        for label in fine_names
+    ]
+    return Labels(coarse_names, fine_names, joined)

@@ -12,12 +12,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pfl_bench.types import DataError
-from tasks.common import forms
-from tasks.common.damage import DamagedInputError, open_json, reading
-from tasks.common.progress import Progress
+from pfl_bench.types import DataError, Progress
+from tasks.common import sources
+from tasks.common.sources import DamagedInputError, open_json, reading
 from tasks.flair.catalogue import Catalogue
-from tasks.flair.labels import RELATIONSHIP, read_relationship
+from tasks.flair.published import RELATIONSHIP, read_relationship
 from tasks.flair.spool import NO_IMAGE, Check, Finding, ImageSpool, Part, RawImage, examined
 
 NOWHERE = -1
@@ -63,7 +62,7 @@ class Input:
 
 
 @dataclass(frozen=True, slots=True)
-class Form(forms.Form):
+class Form(sources.Form):
     """One public form of the data.
 
     Attributes:

@@ -17,7 +17,7 @@ from pfl_bench.data import Store, StoreSplit, gather, open_store
 from pfl_bench.data.in_memory import split_named
 from pfl_bench.types import ConfigError, DataFacts, Examples, did_you_mean
 from tasks.common.classification import known_facts
-from tasks.common.options import StrictOptions
+from tasks.common.options import StoredOptions
 from tasks.common.partition.split import PartitionedSplit
 from tasks.common.vision.decoding import check_kept
 from tasks.flair.decoding import CropFlipNormalize, Decoder
@@ -27,19 +27,17 @@ TASK_NAME = "flair"
 FACTS_SHOWN = ("form", "generated", "problems", "differs_from_published")
 
 
-class Options(StrictOptions):
-    """Options of the FLAIR task.
+class Options(StoredOptions):
+    """Options of the FLAIR task, beside those of all tasks on a store.
 
     Attributes:
-        data: Path of the store that ``pfl-bench data prepare flair`` wrote.
         labels: "coarse" (17 in FLAIR), "fine" (1,628) or "binary" (one coarse label, or not).
         binary_label: The coarse label of "binary".
         partition: "natural" users, or "iid": users of the same sizes, to whom the training
             pictures are assigned at random; a guarantee for such a user protects no person, and the
             statement says so.
         partition_seed: Seed of that partition.
-        max_examples_per_user: A user with more gives a random subset of this size, drawn anew at
-            each read for training; None for no limit.
+        max_examples_per_user: As of all tasks on a store; 512 here.
         resize: Side to which decoded pictures are scaled before the crop; None keeps them.
         crop: Side of the random crop; evaluation scales whole pictures to it.
         augment: Whether training crops and flips at random.
@@ -48,7 +46,6 @@ class Options(StrictOptions):
             (3 * side^2 bytes each, at most 8 GiB).
     """
 
-    data: str
     labels: Literal["coarse", "fine", "binary"] = "coarse"
     binary_label: str = "structure"
     partition: Literal["natural", "iid"] = "natural"

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pfl_bench.types import Progress
 from tasks.common.fedscale import generating
 from tasks.common.fedscale.generating import Options
-from tasks.common.progress import Progress
-from tasks.google_speech.wav import SAMPLE_RATE, WORDS, write_wav
+from tasks.google_speech.prepare import SAMPLE_RATE, WORDS, write_wav
 
 __all__ = ["Options", "generate"]
 

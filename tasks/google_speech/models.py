@@ -11,8 +11,7 @@ from torch import nn
 
 from pfl_bench.types import DataFacts
 from tasks.common.options import StrictOptions, check_inputs
-from tasks.common.vision.normalization import for_one_channel
-from tasks.common.vision.small_cnn import small_cnn
+from tasks.common.vision.normalization import for_one_channel, small_cnn
 
 
 class Options(StrictOptions):

@@ -14,7 +14,7 @@ from torch.nn import functional
 from pfl_bench.data import Store, open_store
 from pfl_bench.types import Examples
 from tasks.common.fedscale.stored import LabelledTask, TaskOptions
-from tasks.google_speech.wav import INPUT_SHAPE, SAMPLE_RATE
+from tasks.google_speech.prepare import INPUT_SHAPE, SAMPLE_RATE
 
 WINDOW, HOP = 2048, 512
 # Frames centred on each multiple of HOP, the first on 0: 1 + SAMPLE_RATE // HOP of them.

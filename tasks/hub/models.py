@@ -12,11 +12,10 @@ from torch import Tensor, nn
 
 from pfl_bench.types import ConfigError, DataError, DataFacts, UserInputError, did_you_mean
 from tasks.common import dense
-from tasks.common.damage import reason
 from tasks.common.images import models as images
+from tasks.common.sources import reason
 from tasks.common.text import models as text
-from tasks.common.text.transformers_package import import_transformers
-from tasks.common.text.words import PAD_ID
+from tasks.common.text.words import PAD_ID, import_transformers
 
 # Settings that the data decide, or that name code.
 _NOT_SET = ("num_labels", "id2label", "label2id", "pad_token_id", "auto_map")

@@ -11,16 +11,11 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from pfl_bench.data import FieldSpec
-from pfl_bench.types import ConfigError, DataError, HubDataset, SplitBy
-from tasks.common.description import StoreDescription
-from tasks.common.fedscale.layout import published_as
-from tasks.common.leaf.gathering import Gathering, PartitionOptions, write_partition
-from tasks.common.leaf.plan import UNSPLIT
+from pfl_bench.types import ConfigError, DataError, HubDataset, Progress, SplitBy
+from tasks.common.leaf.gathering import UNSPLIT, Gathering, PartitionOptions, write_partition
 from tasks.common.options import StrictOptions
-from tasks.common.progress import Progress
 from tasks.common.text.words import SPECIAL
-from tasks.hub.inputs import InputOptions, Tokens, read_inputs
-from tasks.hub.reading import Rows, find_files, read_rows
+from tasks.hub.reading import InputOptions, Rows, Tokens, find_files, read_inputs, read_rows
 
 MOST_CLASSES = 65_536
 _OF_USERS = ("min_examples", "user_fraction", "num_users", "data_fraction", "partition", "split_by")
@@ -151,7 +146,7 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
             progress("reading the data set (rows)", done, None)
         if not options.user and not is_split:
             options = options.model_copy(update={"split_by": "example"})
-        partition = gathering.partition(options, published_as=published_as(gathering))
+        partition = gathering.partition(options, published_as=gathering.published_as())
         classes, class_of = labels.classes()
         extra: dict[str, Any] = {"kind": kind, "columns": columns, "files": len(files)}
         if kind == "text":
@@ -159,7 +154,15 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
             extra["vocabulary"] = tokens.facts if tokens else hashed
         if not options.user:
             extra["artificial_users"] = True
-        description = StoreDescription(
+
+        def convert(arrays: dict[str, Any]) -> dict[str, Any]:
+            return {**arrays, "targets": class_of[arrays["targets"]]}
+
+        facts = write_partition(
+            out,
+            partition,
+            progress,
+            convert,
             task="hub",
             variant=f"hub-{kind}",
             source=f"{source.resolve().name}, a data set of the Hugging Face Hub",
@@ -169,9 +172,4 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
             extra=extra,
             names={"targets": classes},
         )
-
-        def convert(arrays: dict[str, Any]) -> dict[str, Any]:
-            return {**arrays, "targets": class_of[arrays["targets"]]}
-
-        facts = write_partition(out, partition, description, progress, convert)
     return {**facts, "classes": len(classes)}

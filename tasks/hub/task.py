@@ -14,8 +14,8 @@ from pydantic import model_validator
 from pfl_bench.data import InMemorySplit, Store, StoredTask, open_store
 from pfl_bench.types import ConfigError, Examples
 from tasks.common.classification import CrossEntropy, InMemoryTask, known_facts
-from tasks.common.images.task import ImageTask, noisy
-from tasks.common.images.transform import Scale
+from tasks.common.images.store import Images
+from tasks.common.images.task import ImageTask, Scale, split_of_clients
 from tasks.common.options import StoredOptions
 from tasks.common.partition.options import FeatureNoise, PartitionOptions, Writers, assign
 
@@ -89,16 +89,14 @@ def build(options: Options) -> HubTask | InMemoryTask[InMemorySplit]:
     for name in task.split_names:
         stored = task.split(name)
         examples = stored.read_range(0, stored.num_examples)
-        inputs, targets = examples.inputs, examples.targets
-        own, ids = stored.offsets, list(stored.client_ids())
         if name == "train":
-            clients = assign(partition, targets.numpy())
+            whole = Images(examples.inputs.numpy(), examples.targets.numpy())
+            clients = assign(partition, whole.targets)
             digest.update(clients.order.tobytes() + clients.offsets.tobytes())
-            own, ids = clients.offsets, clients.client_ids
-            inputs, targets = inputs[clients.order], targets[clients.order]
-            if isinstance(partition, FeatureNoise):
-                inputs = torch.from_numpy(noisy(inputs.numpy(), own, partition))
-        splits[name] = InMemorySplit(name, inputs, targets, own, ids)
+            splits[name] = split_of_clients(name, whole, clients, partition)
+        else:
+            own = stored.offsets, stored.client_ids()
+            splits[name] = InMemorySplit(name, examples.inputs, examples.targets, *own)
     facts = replace(
         task.facts,
         variant=f"{task.facts.variant}-{partition.kind}",

@@ -10,8 +10,8 @@ import numpy as np
 from PIL import Image, ImageDraw
 from pydantic import Field
 
+from pfl_bench.types import Progress
 from tasks.common.fedscale import generating
-from tasks.common.progress import Progress
 
 QUALITY = 90
 # A name is what has the shape: sides of a polygon (0: a disc) and whether it is filled.

@@ -11,8 +11,7 @@ from torch import nn
 
 from pfl_bench.types import DataFacts
 from tasks.common.options import StrictOptions, check_inputs
-from tasks.common.vision.normalization import use_group_norm
-from tasks.common.vision.small_cnn import SMALL_CNN, small_cnn
+from tasks.common.vision.normalization import SMALL_CNN, small_cnn, use_group_norm
 
 
 class Options(StrictOptions):

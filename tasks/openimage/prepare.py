@@ -5,12 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pfl_bench.data import FieldSpec
+from pfl_bench.types import Progress
 from tasks.common.fedscale.client_data_map import find_map, open_map, read_classes
-from tasks.common.fedscale.streaming import Counts, Options, describe, open_layout, write_store
-from tasks.common.fedscale.survey import Labels
-from tasks.common.progress import Progress
-from tasks.openimage.pictures import check_picture
+from tasks.common.fedscale.layout import Labels
+from tasks.common.fedscale.streaming import Counts, Options, open_layout, write_store
+from tasks.common.vision.pictures import opened, read_to_end
 
 __all__ = ["Options", "prepare"]
 
@@ -18,6 +21,7 @@ __all__ = ["Options", "prepare"]
 PUBLISHED = Counts(clients=13_771, samples=1_300_000, rounding=100_000)
 SIZE = 256
 CLASSES = "classTags"
+FORMATS = ("JPEG", "PNG")
 
 
 def prepare(source: Path, out: Path, options: Options, progress: Progress) -> dict[str, Any]:
@@ -31,18 +35,27 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
         found = open_map(source, pickled, _read_name, classes, progress)
     else:
         found = open_layout(source, Labels(), options, progress)
-    description = describe(
-        source,
+    return write_store(
+        out,
         found,
         PUBLISHED,
-        {"image": FieldSpec("uint8", ragged=True)},
+        check_picture,
+        options,
+        progress,
+        value=("image", FieldSpec("uint8", ragged=True)),
         task="openimage",
         variant="openimage",
         origin="OpenImage, pictures and clients as FedScale publishes them",
         made_up="drawn shapes in FedScale's layout",
         input_shape=(3, SIZE, SIZE),
     )
-    return write_store(out, found, options, check_picture, description, progress)
+
+
+def check_picture(content: bytes) -> NDArray[np.uint8]:
+    """Give a picture's n bytes back, shape (n,), or a PictureError if they cannot be decoded."""
+    with opened(content, FORMATS, "picture in JPEG or PNG") as picture:
+        read_to_end(picture)
+    return np.frombuffer(content, dtype=np.uint8)
 
 
 def _read_name(name: str) -> tuple[str, str] | None:

@@ -6,13 +6,15 @@ from functools import partial
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from PIL import Image
 from pydantic import Field
 from torch import Tensor
 
 from pfl_bench.data import Store, open_store
 from tasks.common.fedscale.stored import LabelledTask, TaskOptions
 from tasks.common.vision.decoding import DecodedPictures
-from tasks.openimage.pictures import decode_picture
+from tasks.common.vision.pictures import opened
 
 TASK_NAME = "openimage"
 # Of pixels in 0..1. They are CIFAR-10's, which FedScale's code (dataloaders/utils_data.py) takes
@@ -63,6 +65,14 @@ class FlipNormalize:
         if draws is not None and self.augment:
             pixels = torch.where(draws.view(-1, 1, 1, 1) > 0, pixels.flip(3), pixels)
         return pixels.mul_(self._scale).add_(self._shift)
+
+
+def decode_picture(content: bytes, size: int) -> NDArray[np.uint8]:
+    """Decode to RGB and scale (bilinear), whatever the proportions; shape (size, size, 3)."""
+    with opened(content) as picture:
+        colour = picture.convert("RGB")
+        scaled = colour.resize((size, size), Image.Resampling.BILINEAR)
+    return np.asarray(scaled)
 
 
 class OpenImageTask(LabelledTask):

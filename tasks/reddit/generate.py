@@ -15,11 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from pfl_bench.data import new_folder
-from tasks.common.description import StoreDescription
-from tasks.common.generated import settings, write_mark
+from pfl_bench.data import StoreWriter, new_folder
+from pfl_bench.types import Progress
 from tasks.common.options import StrictOptions
-from tasks.common.progress import Progress
+from tasks.common.sources import settings, write_mark
 from tasks.common.text.drawing import Block, count_comments, draw_blocks
 from tasks.reddit.sequences import BOS, EOS, PAD, PAD_ID, UNK, UNK_ID, store_fields, to_masks
 
@@ -89,10 +88,12 @@ def write_store(path: Path, options: Options, progress: Progress) -> dict[str, i
     words = [f"w{number}" for number in range(options.vocabulary_size - len(_SPECIAL))]
     width = len(str(options.subreddits - 1))
     sequences = dict.fromkeys(SPLITS, 0)
-    description = StoreDescription(
+    with StoreWriter(
+        path,
         task="reddit",
         variant="generated",
         source="made-up comments of Reddit's numbers, not Reddit",
+        split_by="example",
         num_classes=options.vocabulary_size,
         input_shape=(LENGTH,),
         fields=store_fields(LENGTH),
@@ -108,8 +109,7 @@ def write_store(path: Path, options: Options, progress: Progress) -> dict[str, i
             "vocabulary": [*_SPECIAL, *words],
             "subreddit": [f"r{n:0{width}d}" for n in range(options.subreddits)],
         },
-    )
-    with description.writer(path, "example") as writer:
+    ) as writer:
         comments = dict.fromkeys(SPLITS, 0)
         for block in _blocks(options):
             arrays, firsts = _encode(block)

@@ -10,29 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pfl_bench.types import ConfigError, DataError
-from tasks.common.description import StoreDescription
-from tasks.common.forms import Form, choose_form
-from tasks.common.generated import GENERATED_FACTS, is_generated
-from tasks.common.leaf.gathering import Gathering, Partition, write_partition
+from pfl_bench.types import ConfigError, DataError, Progress
+from tasks.common.leaf.gathering import UNSPLIT, Gathering, Partition, write_partition
 from tasks.common.leaf.json_files import LOOKED_FOR as JSON_LOOKED_FOR
-from tasks.common.leaf.json_files import UNSPLIT, LeafUser, find_files, read_splits
-from tasks.common.progress import Progress
-from tasks.reddit import raw_form
+from tasks.common.leaf.json_files import LeafUser, find_files, read_splits
+from tasks.common.sources import GENERATED_FACTS, Form, choose_form, is_generated
+from tasks.reddit import dumps, sequences
 from tasks.reddit.buckets import OverlapFinder
 from tasks.reddit.cleaning import DUMP_OPTIONS, Options
-from tasks.reddit.dumps import LOOKED_FOR as DUMPS_LOOKED_FOR
-from tasks.reddit.dumps import find_dumps, to_seconds
-from tasks.reddit.sequences import (
-    COMMENT_FIELDS,
-    PAD_ID,
-    UNK_ID,
-    Encoder,
-    pack,
-    store_fields,
-    to_masks,
-    unpack,
-)
 from tasks.reddit.vocabulary import TokenCounter, Vocabulary, counted_vocabulary, read_vocabulary
 
 _KEYS = ("target_tokens", "count_tokens", "subreddit", "created_utc")
@@ -74,7 +59,7 @@ def _comments(
         texts.append(text)
         masks.append(mask)
         try:
-            created.append(to_seconds(y["created_utc"]))
+            created.append(dumps.to_seconds(y["created_utc"]))
         except ValueError as error:
             raise DataError(
                 f"{here}: created_utc is {str(y['created_utc'])[:40]!r}; it must be whole seconds "
@@ -110,7 +95,7 @@ def _sequences(
     if not all(count in (0, 1) for count in counts):
         raise DataError(f"{here}: count_tokens must be 0 or 1")
     flags = np.array(counts, dtype=np.uint16).reshape(-1, length)
-    return pack(inputs, targets, here), to_masks(flags)
+    return sequences.pack(inputs, targets, here), sequences.to_masks(flags)
 
 
 def _flat(value: Any, length: int, key: str, here: str) -> list[Any]:
@@ -144,12 +129,14 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
     """
     forms = (
         Form("leaf-json", JSON_LOOKED_FOR, lambda source: bool(find_files(source))),
-        Form("dump", DUMPS_LOOKED_FOR, lambda source: bool(find_dumps(source, options.files))),
+        Form(
+            "dump", dumps.LOOKED_FOR, lambda source: bool(dumps.find_dumps(source, options.files))
+        ),
     )
     form = choose_form(source, "Reddit", forms, options).name
     _check_options(form, options)
     given = read_vocabulary(Path(options.vocabulary)) if options.vocabulary else None
-    with Gathering(out, COMMENT_FIELDS) as gathering:
+    with Gathering(out, sequences.COMMENT_FIELDS) as gathering:
         read = _read_json if form == "leaf-json" else _read_dumps
         found = read(source, options, gathering, progress)
         if is_generated(source):
@@ -198,10 +185,10 @@ def _by_author(options: Options) -> Options:
 
 def _read_dumps(source: Path, options: Options, gathering: Gathering, progress: Progress) -> _Found:
     subreddits: dict[str, int] = {}
-    files = find_dumps(source, options.files)
-    facts = raw_form.gather(files, options, gathering, subreddits, progress)
+    files = dumps.find_dumps(source, options.files)
+    facts = dumps.gather(files, options, gathering, subreddits, progress)
     names = np.array(list(subreddits), dtype=np.object_)
-    return _Found(raw_form.partition(gathering, options), None, names, facts)
+    return _Found(dumps.partition(gathering, options), None, names, facts)
 
 
 def _check_options(form: str, options: Options) -> None:
@@ -251,7 +238,7 @@ def _count(
             tally.occurring[part.arrays["subreddit"]] = True
             if makes_vocabulary and part.split == "train":
                 for text, masks in zip(part.arrays["text"], part.arrays["counted"], strict=True):
-                    inputs, _ = unpack(text, len(masks) * options.sequence_length)
+                    inputs, _ = sequences.unpack(text, len(masks) * options.sequence_length)
                     counter.update(inputs)
             progress("counting (users by split)", done, partition.num_parts)
         if not makes_vocabulary:
@@ -271,11 +258,12 @@ def _write(
 ) -> dict[str, Any]:
     """Encode and write; returns facts for printing."""
     order, names = _sorted(found.subreddits, tally.occurring)
-    encoder = Encoder(vocabulary.ids(), options.sequence_length, order, options.count_final_padding)
+    length, padding = options.sequence_length, options.count_final_padding
+    encoder = sequences.Encoder(vocabulary.ids(), length, order, padding)
     checked = found.to_check is not None
     extra = {
-        "pad_id": PAD_ID,
-        "unk_id": UNK_ID,
+        "pad_id": sequences.PAD_ID,
+        "unk_id": sequences.UNK_ID,
         "num_comments": dict(tally.comments),
         "num_subreddits": len(names),
         "sequence_length": options.sequence_length,
@@ -284,18 +272,21 @@ def _write(
         "splits_disjoint": "every comment looked up" if checked else "each comment dealt once",
         **found.facts,
     }
-    description = StoreDescription(
-        task="reddit",
-        variant=form,
-        source=SOURCES[form],
-        num_classes=len(vocabulary.tokens),
-        input_shape=(options.sequence_length,),
-        fields=store_fields(options.sequence_length),
-        extra=extra,
-        names={"vocabulary": vocabulary.tokens, "subreddit": names},
-    )
     return {
-        **write_partition(out, found.partition, description, progress, encoder),
+        **write_partition(
+            out,
+            found.partition,
+            progress,
+            encoder,
+            task="reddit",
+            variant=form,
+            source=SOURCES[form],
+            num_classes=len(vocabulary.tokens),
+            input_shape=(options.sequence_length,),
+            fields=sequences.store_fields(options.sequence_length),
+            extra=extra,
+            names={"vocabulary": vocabulary.tokens, "subreddit": names},
+        ),
         "tokens": encoder.num_tokens,
         "unknown_tokens": encoder.num_unknown,
     }

@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from pfl_bench.data import Store, StoreSplit
-from pfl_bench.types import DataError
+from pfl_bench.types import DataError, Progress
 from tasks.common.leaf.table1 import REDDIT, TITLE
 from tasks.common.options import StrictOptions
-from tasks.common.progress import Progress
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

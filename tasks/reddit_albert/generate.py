@@ -14,9 +14,9 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from pfl_bench.data import new_folder
-from tasks.common.generated import settings, write_mark
+from pfl_bench.types import Progress
 from tasks.common.options import StrictOptions
-from tasks.common.progress import Progress
+from tasks.common.sources import settings, write_mark
 from tasks.common.text.drawing import count_comments, draw_blocks
 
 # Of ten clients one is for val and two for test: whole clients, as in FedScale.

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from pfl_bench.data import parse_json
 from pfl_bench.types import ConfigError, DataError, DataFacts
-from tasks.common.damage import reason
 from tasks.common.options import StrictOptions, check_inputs
-from tasks.common.text.transformers_package import import_transformers
-from tasks.reddit_albert.masking import HIDDEN
+from tasks.common.sources import reason
+from tasks.common.text.words import import_transformers
+from tasks.reddit_albert.task import HIDDEN
 
 if TYPE_CHECKING:
     from torch import nn
@@ -154,7 +154,7 @@ class HiddenTokens(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Logits of each place, shape (n, L, V).
 
-        The inputs have the shape (n, L, 2), int64, of ``masking.HideTokens``: tokens as they are
+        The inputs have the shape (n, L, 2), int64, of ``task.HideTokens``: tokens as they are
         read (blocks have no padding), and what need not be told. Where nothing is hidden, the
         logits are all but certain of the token: its loss is 0, and no gradient comes from there.
         """

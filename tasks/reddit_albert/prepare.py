@@ -12,18 +12,13 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from pfl_bench.data import FieldSpec, regular
-from pfl_bench.types import ConfigError, DataError
-from tasks.common.damage import reading, reason
-from tasks.common.description import StoreDescription
-from tasks.common.fedscale.layout import SPELLINGS, published_as
-from tasks.common.generated import GENERATED_FACTS, GENERATED_MARK, is_generated
-from tasks.common.leaf.gathering import Gathering, PartitionOptions, write_partition
-from tasks.common.leaf.json_files import UNSPLIT
-from tasks.common.progress import Progress
-from tasks.common.text.transformers_package import import_transformers
-from tasks.common.text.words import choose_vocabulary, split_words
-from tasks.reddit_albert.masking import END_ID, FIRST_WORD, PAD_ID, SPECIAL, START_ID, UNKNOWN_ID
+from pfl_bench.types import ConfigError, DataError, Progress
+from tasks.common.fedscale.layout import SPELLINGS
+from tasks.common.leaf.gathering import UNSPLIT, Gathering, PartitionOptions, write_partition
+from tasks.common.sources import GENERATED_FACTS, GENERATED_MARK, is_generated, reading, reason
+from tasks.common.text.words import choose_vocabulary, import_transformers, split_words
 from tasks.reddit_albert.models import MOST_POSITIONS
+from tasks.reddit_albert.task import END_ID, FIRST_WORD, PAD_ID, SPECIAL, START_ID, UNKNOWN_ID
 
 FILES = ("tokenizer.json", "spiece.model")
 
@@ -166,7 +161,7 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
                 f"{source}: no client has the {options.block_size - 2} tokens of a block; give "
                 "longer texts or a smaller block_size"
             )
-        partition = gathering.partition(options, published_as=published_as(gathering))
+        partition = gathering.partition(options, published_as=gathering.published_as())
         generated = is_generated(source)
         extra: dict[str, Any] = {
             "pad_id": PAD_ID,
@@ -177,7 +172,10 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
             **tokenizer.facts,
             **(GENERATED_FACTS if generated else {}),
         }
-        description = StoreDescription(
+        return write_partition(
+            out,
+            partition,
+            progress,
             task="reddit_albert",
             variant="generated" if generated else "fedscale-text",
             source=GENERATED if generated else SOURCE,
@@ -187,7 +185,6 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
             extra=extra,
             names={"vocabulary": tokenizer.vocabulary},
         )
-        return write_partition(out, partition, description, progress)
 
 
 def _gather(

@@ -12,14 +12,12 @@ from typing import Any, Literal, NamedTuple, TextIO
 from pydantic import Field
 
 from pfl_bench.data import regular
-from pfl_bench.types import ConfigError, DataError, SplitBy
-from tasks.common.description import StoreDescription
-from tasks.common.forms import Form, choose_form
-from tasks.common.leaf.gathering import Gathering, PartitionOptions, write_partition
-from tasks.common.leaf.json_files import LOOKED_FOR, UNSPLIT, find_files, read_splits
+from pfl_bench.types import ConfigError, DataError, Progress, SplitBy
+from tasks.common.leaf.gathering import UNSPLIT, Gathering, PartitionOptions, write_partition
+from tasks.common.leaf.json_files import LOOKED_FOR, find_files, read_splits
 from tasks.common.leaf.options import FORM_NAMES
 from tasks.common.leaf.table1 import SENT140, compare, looks_full
-from tasks.common.progress import Progress
+from tasks.common.sources import Form, choose_form
 from tasks.common.text.numbered import FIELDS, NUMBER, WAITING, NumberedWords, Text, gather_texts
 
 NUM_COLUMNS = 6
@@ -175,14 +173,6 @@ class Tally:
     neutral: int = 0
     manual: int = 0
 
-    def facts(self) -> dict[str, Any]:
-        """The counts of table 1, and by what they differ from it if this looks like all of it."""
-        return compare(self.users.values(), SENT140, self.counted)
-
-    def looks_full(self) -> bool:
-        """Whether the source looks like the whole data, not a part of them."""
-        return looks_full(self.users.total(), SENT140.samples)
-
 
 class Options(PartitionOptions):
     """Options of preparing Sent140, beside those of partitioning.
@@ -229,23 +219,27 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
         published_as: SplitBy | None = "example" if options.manual == "test" else None
         partition = gathering.partition(options, published_as=published_as)
         size = options.vocabulary_size
+        is_full = looks_full(tally.users.total(), SENT140.samples)
         words.choose(source, partition, size or BUILT_SIZE, size, progress)
-        description = StoreDescription(
+        return write_partition(
+            out,
+            partition,
+            progress,
+            words.convert,
             task="sent140",
-            variant=f"sent140-{form}" + ("" if tally.looks_full() else "-partial"),
+            variant=f"sent140-{form}" + ("" if is_full else "-partial"),
             source=f"Sent140 ({'published CSV' if form == 'csv' else 'LEAF JSON'}), tweets",
             num_classes=2,
             input_shape=(words.longest,),
             fields=FIELDS,
             extra={
-                **tally.facts(),
+                **compare(tally.users.values(), SENT140, tally.counted),
                 **_facts(options, tally, form),
                 "vocabulary": words.facts(lowercase=options.lowercase),
                 "longest_tweet_words": words.longest,
             },
             names={"vocabulary": words.vocabulary},
         )
-        return write_partition(out, partition, description, progress, words.convert)
 
 
 def _open(source: Path, options: Options) -> tuple[str, Iterator[Tweet]]:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field, field_validator
 
 from pfl_bench.types import ConfigError, SplitBy
 from tasks.common.leaf.plan import SPLITS
+from tasks.common.options import StrictOptions
 
 Style = Literal["paper", "code", "first_code"]
 MIN_EXAMPLES, MAX_EXAMPLES = 5, 1000
@@ -25,17 +27,43 @@ CODE_MODEL_SD = CODE_NOISE_SD = 0.1
 _WORLD, _TASK = 0, 1  # streams of the style "paper"
 
 
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """Recipe of the data, as ``task.Options`` says, but with ``side_dimension`` known."""
+class Recipe(StrictOptions):
+    """Recipe of the data.
 
-    num_tasks: int
-    cluster_probabilities: Sequence[float]
-    num_features: int
-    num_classes: int
-    side_dimension: int
-    seed: int
-    style: Style
+    Attributes:
+        num_tasks: Tasks (users).
+        cluster_probabilities: Probability of each cluster of true models; positive, sum 1.
+        num_features: Features, without the intercept.
+        num_classes: Classes.
+        side_dimension: Dimension of the cluster centres (the appendix's s); None for the number of
+            clusters, as in LEAF's code.
+        seed: Seed of the data; separate from the run's seed.
+        style: "paper" follows appendix A; "code" draws what LEAF's generator draws, in its order
+            and with its constants; "first_code" is the same with the labels of LEAF's first
+            generator, whose softmax ran over a task's examples instead of its classes.
+    """
+
+    num_tasks: int = Field(default=1000, ge=1, le=1_000_000)
+    cluster_probabilities: list[float] = Field(default=[1.0])
+    num_features: int = Field(default=60, ge=1, le=100_000)
+    num_classes: int = Field(default=5, ge=2, le=1000)
+    side_dimension: int | None = Field(default=None, ge=1, le=1000)
+    seed: int = Field(default=931231, ge=0, le=2**32 - 1)
+    style: Style = "paper"
+
+    @field_validator("cluster_probabilities")
+    @classmethod
+    def _probabilities(cls, values: list[float]) -> list[float]:
+        if not values or not all(0 < value <= 1 for value in values) or abs(sum(values) - 1) > 1e-6:
+            raise ValueError(
+                f"{values} must be positive numbers that sum to 1, such as [1.0] or [0.5, 0.5]"
+            )
+        return values
+
+    @property
+    def sides(self) -> int:
+        """Dimension of the cluster centres."""
+        return self.side_dimension or len(self.cluster_probabilities)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +133,7 @@ def _scores(features: NDArray[np.float64], model: NDArray[np.float64]) -> NDArra
 
 def _paper(recipe: Recipe, shares: NDArray[np.float64]) -> Callable[[int, int], Drawn]:
     """The appendix: one stream for what tasks share, and one for each task."""
-    features, side = recipe.num_features, recipe.side_dimension
+    features, side = recipe.num_features, recipe.sides
     rng = np.random.default_rng(np.random.SeedSequence(recipe.seed, spawn_key=(_WORLD,)))
     num_clusters = len(shares)
     centres = rng.normal(rng.normal(size=(num_clusters, 1)), size=(num_clusters, side))
@@ -127,7 +155,7 @@ def _paper(recipe: Recipe, shares: NDArray[np.float64]) -> Callable[[int, int], 
 
 def _code(recipe: Recipe, shares: NDArray[np.float64]) -> Callable[[int, int], Drawn]:
     """LEAF's generator: one legacy stream, seeded a second time after the sizes."""
-    features, side = recipe.num_features, recipe.side_dimension
+    features, side = recipe.num_features, recipe.sides
     rng = np.random.RandomState(recipe.seed)
     num_clusters = len(shares)
     mixing = rng.normal(size=(features + 1, recipe.num_classes, side))

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from pfl_bench.data import InMemorySplit
 from pfl_bench.types import ConfigError, DataError, DataFacts, SplitBy
@@ -19,11 +18,9 @@ from tasks.common.classification import InMemoryTask
 from tasks.common.leaf.json_files import LOOKED_FOR, find_files, read_splits
 from tasks.common.leaf.options import check_fractions
 from tasks.common.leaf.plan import SPLITS, UNSPLIT, published_split_by
-from tasks.common.options import StrictOptions
 from tasks.synthetic.generator import (
     Pool,
     Recipe,
-    Style,
     Users,
     divide,
     drop_small,
@@ -110,7 +107,6 @@ def _numbers(values: list[Any], where: str, what: str) -> NDArray[np.float64]:
 
 
 CLUSTER = "cluster"
-GENERATOR_OPTIONS = tuple(field.name for field in fields(Recipe))
 SPLIT_OPTIONS = ("split_by", "train_fraction", "val_fraction", "split_seed")
 _WORDS = {
     "paper": "as LEAF's appendix A says",
@@ -119,22 +115,12 @@ _WORDS = {
 }
 
 
-class Options(StrictOptions):
-    """Options of the synthetic task.
+class Options(Recipe):
+    """Options of the synthetic task, beside those of the generator.
 
     Attributes:
         data: LEAF JSON to read in place of generating: a file, or a folder; then the options of
             the generator are refused.
-        num_tasks: Tasks (users).
-        cluster_probabilities: Probability of each cluster of true models; positive, sum 1.
-        num_features: Features, without the intercept.
-        num_classes: Classes.
-        side_dimension: Dimension of the cluster centres (the appendix's s); None for the number of
-            clusters, as in LEAF's code.
-        seed: Seed of the data; separate from the run's seed.
-        style: "paper" follows appendix A; "code" draws what LEAF's generator draws, in its order
-            and with its constants; "first_code" is the same with the labels of LEAF's first
-            generator, whose softmax ran over a task's examples instead of its classes.
         min_examples: Users with fewer examples, over all splits, are dropped.
         split_by: "example" divides each user's examples, "user" assigns whole users.
         train_fraction: Fraction for train, rounded down; at least one example a user.
@@ -145,13 +131,6 @@ class Options(StrictOptions):
     """
 
     data: str | None = None
-    num_tasks: int = Field(default=1000, ge=1, le=1_000_000)
-    cluster_probabilities: list[float] = Field(default=[1.0])
-    num_features: int = Field(default=60, ge=1, le=100_000)
-    num_classes: int = Field(default=5, ge=2, le=1000)
-    side_dimension: int | None = Field(default=None, ge=1, le=1000)
-    seed: int = Field(default=931231, ge=0, le=2**32 - 1)
-    style: Style = "paper"
     min_examples: int = Field(default=0, ge=0)
     split_by: SplitBy = "example"
     train_fraction: float = Field(default=0.6, gt=0, le=1)
@@ -159,19 +138,10 @@ class Options(StrictOptions):
     split_seed: int = Field(default=0, ge=0)
     partition: Literal["natural", "iid"] = "natural"
 
-    @field_validator("cluster_probabilities")
-    @classmethod
-    def _probabilities(cls, values: list[float]) -> list[float]:
-        if not values or not all(0 < value <= 1 for value in values) or abs(sum(values) - 1) > 1e-6:
-            raise ValueError(
-                f"{values} must be positive numbers that sum to 1, such as [1.0] or [0.5, 0.5]"
-            )
-        return values
-
     @model_validator(mode="after")
     def _options_fit(self) -> Self:
         check_fractions(self.train_fraction, self.val_fraction)
-        changed = self.changed(*GENERATOR_OPTIONS)
+        changed = self.changed(*Recipe.model_fields)
         if self.data is not None and changed:
             raise ValueError(
                 f"{', '.join(changed)}: are for generated data, but data = {self.data!r} is read; "
@@ -230,7 +200,7 @@ class SyntheticTask(InMemoryTask[ArraySplit]):
 def build(options: Options) -> SyntheticTask:
     """Generate or read the data, and split them; splits that get nothing are absent."""
     if options.data is None:
-        pools = {UNSPLIT: generate(_recipe(options))}
+        pools = {UNSPLIT: generate(options)}
         num_classes = options.num_classes
         source = f"generated {_WORDS[options.style]}; its users are no persons"
         variant = f"synthetic-{options.style.replace('_', '-')}"
@@ -271,12 +241,6 @@ def build(options: Options) -> SyntheticTask:
     return SyntheticTask(splits, facts, (CLUSTER,) if options.data is None else ())
 
 
-def _recipe(options: Options) -> Recipe:
-    given = options.model_dump(include=set(GENERATOR_OPTIONS))
-    side = options.side_dimension or len(options.cluster_probabilities)
-    return Recipe(**given | {"side_dimension": side})
-
-
 def _splits(
     options: Options, pools: Mapping[str, Pool], users: dict[str, Users], split_by: SplitBy
 ) -> dict[str, ArraySplit]:
@@ -313,7 +277,8 @@ def _extra(
         },
     }
     if options.data is None:
-        extra |= asdict(_recipe(options))
+        extra |= options.model_dump(include=set(Recipe.model_fields))
+        extra["side_dimension"] = options.sides
     split: dict[str, Any] = {"by": published, "as": "published"}
     if published is None:
         split = {"as": "prepared here", "by": options.split_by}

@@ -211,7 +211,7 @@ def write_openimage(path: Path) -> None:
 
 def write_google_speech(path: Path) -> None:
     """Half a second of noise, of 35 words."""
-    from tasks.google_speech.wav import WORDS
+    from tasks.google_speech.prepare import WORDS
 
     rng = np.random.default_rng(0)
     with StoreWriter(
@@ -250,7 +250,7 @@ def write_reddit_albert(path: Path) -> None:
 
 def _write_images(path: Path, task: str, shape: tuple[int, ...]) -> None:
     """Whole splits of 360 and 60 images, ten classes, a dozen writers."""
-    from tasks.common.images.store import About, Images, write_images
+    from tasks.common.images.store import Images
 
     rng = np.random.default_rng(0)
     splits = {}
@@ -260,12 +260,12 @@ def _write_images(path: Path, task: str, shape: tuple[int, ...]) -> None:
         noise = rng.integers(0, 100, (count, *shape))
         inputs = noise + 15 * targets.reshape(-1, *[1] * len(shape))
         splits[name] = Images(inputs.astype(np.uint8), targets, np.arange(count) // 10 % LEAF_USERS)
-    write_images(path, About(task, "generated", "noise", [*"0123456789"]), splits)
+    _write_splits(path, splits, task, "generated")
 
 
 def write_scattering(path: Path, task: str) -> None:
     """Noise in the shape of scattering features of the task's images; MNIST's with writers."""
-    from tasks.common.images.store import About, Images, write_images
+    from tasks.common.images.store import Images
 
     rng = np.random.default_rng(0)
     shape = (243, 8, 8) if task == "cifar10" else (81, 7, 7)
@@ -274,7 +274,14 @@ def write_scattering(path: Path, task: str) -> None:
         inputs = rng.random((count, *shape), np.float32).astype(np.float16)
         writers = np.arange(count) % LEAF_USERS if task == "mnist" else None
         splits[name] = Images(inputs, np.arange(count) % 10, writers)
-    write_images(path, About(task, "generated-scattering", "noise", [*"0123456789"]), splits)
+    _write_splits(path, splits, task, "generated-scattering")
+
+
+def _write_splits(path: Path, splits: Mapping[str, Any], task: str, variant: str) -> None:
+    from tasks.common.images.store import FeatureOptions, write_images
+
+    about = {"task": task, "variant": variant, "source": "noise"}
+    write_images(path, splits, FeatureOptions(), print, **about, class_names=[*"0123456789"])
 
 
 def write_mnist(path: Path) -> None:

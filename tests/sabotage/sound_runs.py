@@ -32,7 +32,7 @@ from pfl_bench.runs.audit import audit_run
 from pfl_bench.runs.runner import run
 from pfl_bench.types import UserInputError
 from privacy.errors import PrivacyError
-from tasks.common.images.store import About, Images, write_images
+from tasks.common.images.store import FeatureOptions, Images, write_images
 from tests.helpers import make_config
 
 _MECHANISMS: tuple[dict[str, Any], ...] = (
@@ -83,8 +83,8 @@ def write_digits(path: Path) -> None:
     for name, rows in (("train", slice(0, 1200)), ("test", slice(1200, 1300))):
         targets = digits.target[rows]
         splits[name] = Images(inputs[rows], targets, np.arange(len(targets)) % _NUM_USERS)
-    about = About("mnist", "digits", "scikit-learn's digits, enlarged", [*"0123456789"])
-    write_images(path, about, splits)
+    about = {"task": "mnist", "variant": "digits", "source": "scikit-learn's digits, enlarged"}
+    write_images(path, splits, FeatureOptions(), print, **about, class_names=[*"0123456789"])
 
 
 def drawn(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tasks.cifar10.forms import CLASSES, FOLDER
+from tasks.cifar10.prepare import CLASSES, FOLDER
 
 BATCHES = [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"]
 ROWS = {

@@ -14,10 +14,10 @@ from PIL import Image
 
 from pfl_bench.data import Store
 from pfl_bench.types import ConfigError, DataError
+from tasks.celeba.files import read_identities
 from tasks.celeba.generate import NAMES, SKINS, Looks, draw_face, generate
 from tasks.celeba.generate import Options as GenerateOptions
 from tasks.celeba.prepare import IMAGES, PEOPLE, Options, column_names, prepare, table1
-from tasks.celeba.tables import read_identities
 from tasks.common.leaf.table1 import CELEBA
 
 ATTRIBUTES_FILE, IDENTITY_FILE = "list_attr_celeba.txt", "identity_CelebA.txt"

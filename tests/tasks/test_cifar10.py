@@ -14,7 +14,7 @@ from PIL import Image
 from pfl_bench.data import Store
 from pfl_bench.types import DataError
 from tasks.cifar10 import prepare as cifar10
-from tasks.cifar10.forms import ARCHIVE, CLASSES, FOLDER
+from tasks.cifar10.prepare import ARCHIVE, CLASSES, FOLDER
 from tests.tasks.cifar10_files import BATCHES, ROWS, write_archive, write_batches
 from tests.tasks.femnist_files import silent
 

@@ -17,8 +17,8 @@ from pfl_bench.data import Store
 from pfl_bench.data.download import check_declaration
 from pfl_bench.types import ConfigError
 from tasks.flair import published
-from tasks.flair.labels import make_labels
 from tasks.flair.prepare import FILES, FILES_NOTE, Options, prepare
+from tasks.flair.published import make_labels
 from tests.tasks.flair_files import (
     COARSE_OF,
     SIDE,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.flair.labels import read_relationship
+from tasks.flair.published import read_relationship
 from tests.tasks.flair_files import (
     COARSE_OF,
     contents,

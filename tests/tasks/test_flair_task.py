@@ -14,7 +14,7 @@ from torchvision.transforms import v2
 
 from pfl_bench.data import Store
 from pfl_bench.types import ConfigError, DataError, ReadsOnDevice, TransformsBatches
-from tasks.common.vision.imagenet import MEAN, STD
+from tasks.common.vision.pictures import MEAN, STD
 from tasks.flair.decoding import CropFlipNormalize, Decoder, num_components
 from tasks.flair.task import FlairTask, Options, build
 from tests.tasks.flair_store import COARSE, FINE, encode, picture, write_store

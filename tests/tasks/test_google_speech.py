@@ -18,8 +18,8 @@ from pfl_bench.runs.runner import run
 from pfl_bench.types import ConfigError, DataError, DataFacts, TransformsBatches
 from tasks.common.fedscale.streaming import SampleError
 from tasks.google_speech import generate, models, prepare, task
+from tasks.google_speech.prepare import SAMPLE_RATE, WORDS, read_wav, write_wav
 from tasks.google_speech.task import LogMel, mel_filters, mel_frequencies
-from tasks.google_speech.wav import SAMPLE_RATE, WORDS, read_wav, write_wav
 from tests.contracts.small_stores import write_google_speech
 from tests.helpers import REPOSITORY
 

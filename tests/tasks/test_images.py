@@ -19,9 +19,8 @@ from pfl_bench.types import ConfigError, DataError
 from tasks.cifar10.task import Options as Cifar10Options
 from tasks.cifar10.task import build as build_cifar10
 from tasks.common.images.models import lenet
-from tasks.common.images.store import About, Images, write_images
-from tasks.common.images.task import ImageTask
-from tasks.common.images.transform import CropFlip
+from tasks.common.images.store import FeatureOptions, Images, write_images
+from tasks.common.images.task import CropFlip, ImageTask
 from tasks.mnist.task import Options, build
 from tests.equivalence.engines import CPU, configure
 
@@ -244,13 +243,13 @@ def test_writers_who_are_not_known_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "plain.h5"
     images = Images(np.zeros((20, 28, 28), np.uint8), np.arange(20) % 10)
     other = Images(np.ones((20, 28, 28), np.uint8), np.arange(20) % 10)
-    about = About("mnist", "mnist", "zeros", [*"0123456789"])
-    write_images(path, about, {"train": images, "test": other})
+    about = {"task": "mnist", "variant": "mnist", "source": "zeros", "class_names": [*"0123456789"]}
+    write_images(path, {"train": images, "test": other}, FeatureOptions(), print, **about)
     for options in ({"partition": {"kind": "writers"}}, {"splits": "writers"}):
         with pytest.raises(ConfigError, match="does not know who wrote what"):
             mnist_task(path, **options)
     with pytest.raises(DataError, match="is a folder"):
-        write_images(tmp_path, about, {"train": images})
+        write_images(tmp_path, {"train": images}, FeatureOptions(), print, **about)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from pfl_bench.types import DataError
 from tasks.common.idx import read_split
 from tasks.fashion_mnist import prepare as fashion
 from tasks.mnist import prepare as mnist
-from tasks.mnist.deskewing import deskewed
+from tasks.mnist.prepare import deskewed
 from tests.tasks.femnist_files import REAL_DATA, silent, write_idx
 
 TRAIN, TEST = "train-images-idx3-ubyte", "t10k-images-idx3-ubyte"

@@ -17,7 +17,7 @@ from pfl_bench.config.loading import resolve
 from pfl_bench.runs.runner import run
 from pfl_bench.types import ConfigError, DataError, DataFacts, TransformsBatches
 from tasks.reddit_albert import generate, models, prepare, task
-from tasks.reddit_albert.masking import FIRST_WORD, HIDDEN, MASK_ID, NOT_COUNTED, HideTokens
+from tasks.reddit_albert.task import FIRST_WORD, HIDDEN, MASK_ID, NOT_COUNTED, HideTokens
 
 SMALL = {
     "embedding_size": 8,

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 
 from pfl_bench.data import Store
 from pfl_bench.types import ConfigError, DataError
-from tasks.common.leaf.table1 import SENT140
+from tasks.common.leaf.table1 import SENT140, compare
 from tasks.common.text import numbered
-from tasks.common.text.embeddings import read_vectors, read_words
-from tasks.common.text.words import choose_vocabulary, split_words, to_ids
-from tasks.sent140.prepare import Options, Tally, prepare
+from tasks.common.text.words import choose_vocabulary, read_vectors, read_words, split_words, to_ids
+from tasks.sent140.prepare import Options, prepare
 from tests.helpers import REPOSITORY
 
 REAL = REPOSITORY.parent / "shared" / "data" / "sent140"
@@ -401,12 +400,12 @@ def test_damaged_vectors_are_refused(
 
 
 def test_counts_of_the_whole_data_are_compared_with_the_published_ones() -> None:
-    part = Tally(users=Counter({"a": 3, "b": 1})).facts()["table1"]
+    part = compare([3, 1], SENT140, "tweets")["table1"]
     counts = {key: part[key] for key in ("users", "samples", "mean", "sd")}
     assert counts == {"users": 2, "samples": 4, "mean": 2.0, "sd": 1.0}
     users = Counter({f"user{number}": 2 for number in range(SENT140.users - 1)})
     users["heavy"] = SENT140.samples - 2 * (SENT140.users - 1)
-    whole = Tally(users=users).facts()
+    whole = compare(users.values(), SENT140, "tweets")
     # Users, samples and their mean are right, the spread is not.
     assert [line.partition(":")[0] for line in whole["differs_from_published"]] == ["sd"]
     assert round(whole["table1"]["mean"], 2) == SENT140.mean

@@ -12,11 +12,11 @@ from torch.nn import functional
 from pfl_bench.cli.main import main
 from pfl_bench.data import Store
 from pfl_bench.types import ConfigError, DataError, HasColumns, Task
-from tasks.shakespeare import gutenberg
+from tasks.shakespeare import works
 from tasks.shakespeare.prepare import Options, prepare
 from tasks.shakespeare.task import Options as TaskOptions
 from tasks.shakespeare.task import build
-from tasks.shakespeare.windows import decode, join_lines
+from tasks.shakespeare.works import decode, join_lines
 from tests.helpers import REPOSITORY
 from tests.tasks.shakespeare_texts import (
     ADA,
@@ -245,7 +245,7 @@ def test_the_real_text_gives_table_1_but_for_one_role(tmp_path: Path) -> None:
     facts = run(REAL.parent, tmp_path / "out.h5", num_users=118)
     assert facts["text"] == {
         "file": REAL.name,
-        "md5": gutenberg.EDITION_MD5,
+        "md5": works.EDITION_MD5,
         "edition": "January 1994",
     }
     assert "warning" not in facts
@@ -256,7 +256,7 @@ def test_the_real_text_gives_table_1_but_for_one_role(tmp_path: Path) -> None:
     assert stats["sd"] == pytest.approx(6210.49, abs=0.005)
     assert stats["skewness"] == pytest.approx(3.354, abs=0.0005)
     assert stats["histogram"]["users"] == [706, 126, 72, 56, 38, 33, 31, 16, 8, 11]
-    assert facts["plays"] == gutenberg.EDITION_PLAYS
+    assert facts["plays"] == works.EDITION_PLAYS
     assert facts["other_characters"] == 0
     assert facts["splits"]["train"]["users"] == 118
 
@@ -264,8 +264,8 @@ def test_the_real_text_gives_table_1_but_for_one_role(tmp_path: Path) -> None:
 @pytest.mark.skipif(not REAL.is_file(), reason="the real text is not in ../shared/data/shakespeare")
 def test_without_one_role_of_48_windows_table_1_is_exact() -> None:
     sizes = {}
-    text, _ = gutenberg.read_text(REAL)
-    for play in gutenberg.parse(text, "real"):
+    text, _ = works.read_text(REAL)
+    for play in works.parse(text, "real"):
         for role, lines in play.roles.items():
             count = len(join_lines(lines)) - 80
             if len(lines) >= 3 and count > 0:

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pfl_bench.types import DataError
-from tasks.shakespeare import gutenberg, windows
-from tasks.shakespeare.reading import describe
-from tasks.shakespeare.windows import CHARACTERS, decode, encode
+from tasks.shakespeare import works
+from tasks.shakespeare.prepare import describe
+from tasks.shakespeare.works import CHARACTERS, decode, encode
 from tests.tasks.shakespeare_texts import (
     ADA,
     ADA_AGAIN,
@@ -29,7 +29,7 @@ from tests.tasks.shakespeare_texts import (
 
 
 def test_plays_roles_and_lines_are_found_as_leaf_s_script_finds_them() -> None:
-    plays = gutenberg.parse(TEXT, "here")
+    plays = works.parse(TEXT, "here")
     assert [play.title for play in plays] == [
         "THE TALE OF THE YARD; OR, ENGINES",
         "THE COMEDY OF ERRORS",
@@ -46,14 +46,14 @@ def test_plays_roles_and_lines_are_found_as_leaf_s_script_finds_them() -> None:
 
 
 def test_names_are_those_of_leaf() -> None:
-    assert windows.client_name("TWELFTH NIGHT; OR, WHAT YOU WILL", "SIR TOBY") == (
+    assert works.client_name("TWELFTH NIGHT; OR, WHAT YOU WILL", "SIR TOBY") == (
         "TWELFTH_NIGHT__OR__WHAT_YOU_WILL_SIR_TOBY"
     )
-    assert windows.client_name("LOVE'S LABOUR'S LOST", "MOTH") == "LOVE_S_LABOUR_S_LOST_MOTH"
+    assert works.client_name("LOVE'S LABOUR'S LOST", "MOTH") == "LOVE_S_LABOUR_S_LOST_MOTH"
 
 
 def test_lines_are_joined_by_single_spaces() -> None:
-    assert windows.join_lines(["a  b", "", "   c "]) == "a b c "
+    assert works.join_lines(["a  b", "", "   c "]) == "a b c "
 
 
 @pytest.mark.parametrize("form", ["txt", "crlf", "bom", "gz", "zip"])
@@ -71,32 +71,32 @@ def test_every_form_of_the_file_gives_the_same_text(form: str, tmp_path: Path) -
     else:
         change = {"txt": data, "crlf": data.replace(b"\n", b"\r\n"), "bom": b"\xef\xbb\xbf" + data}
         path.write_bytes(change[form])
-    text, digest = gutenberg.read_text(path)
+    text, digest = works.read_text(path)
     assert text == TEXT
-    assert digest != gutenberg.EDITION_MD5
+    assert digest != works.EDITION_MD5
     if form != "bom":
         write_text(tmp_path / "plain")
-        assert digest == gutenberg.read_text(tmp_path / "plain" / "plays.txt")[1]
+        assert digest == works.read_text(tmp_path / "plain" / "plays.txt")[1]
 
 
 def test_damaged_and_foreign_files_are_refused_by_name(tmp_path: Path) -> None:
     cut = tmp_path / "cut.txt.gz"
     cut.write_bytes(gzip.compress(TEXT.encode())[:200])
     with pytest.raises(DataError, match=r"cut\.txt\.gz: cannot be read"):
-        gutenberg.read_text(cut)
+        works.read_text(cut)
     many = tmp_path / "many.zip"
     with zipfile.ZipFile(many, "w") as archive:
         archive.writestr("1.txt", "a")
         archive.writestr("2.txt", "b")
     with pytest.raises(DataError, match="2 files"):
-        gutenberg.read_text(many)
+        works.read_text(many)
     with pytest.raises(DataError, match=r"recipes\.txt: no play found in 2 lines.*md5 d2028225"):
-        gutenberg.parse("Take an egg.\nBoil it.\n", "recipes.txt")
+        works.parse("Take an egg.\nBoil it.\n", "recipes.txt")
 
 
 def test_latin_1_is_read_when_a_file_is_no_utf_8(tmp_path: Path) -> None:
     (tmp_path / "old.txt").write_bytes("Caf\xe9".encode("latin-1"))
-    assert gutenberg.read_text(tmp_path / "old.txt")[0] == "Café"
+    assert works.read_text(tmp_path / "old.txt")[0] == "Café"
 
 
 def test_there_are_80_characters_and_others_become_the_last_and_are_counted() -> None:
@@ -117,31 +117,31 @@ def test_characters_go_there_and_back(text: str) -> None:
 @given(st.integers(81, 300), st.integers(0, 2**31))
 def test_windows_are_every_stretch_of_80_with_what_follows(length: int, seed: int) -> None:
     numbers = np.random.default_rng(seed).integers(0, 80, length, dtype=np.uint8)
-    inputs, targets = windows.cut(numbers)
+    inputs, targets = works.cut(numbers)
     assert len(inputs) == len(targets) == length - 80
     for place in (0, length - 81):
         assert inputs[place].tolist() == numbers[place : place + 80].tolist()
         assert targets[place] == numbers[place + 80]
     # They are recognised as lying one behind the other.
-    assert windows.positions(inputs, targets).tolist() == list(range(length - 80))
+    assert works.positions(inputs, targets).tolist() == list(range(length - 80))
 
 
 def test_a_text_of_80_characters_has_no_window() -> None:
-    inputs, targets = windows.cut(np.zeros(80, dtype=np.uint8))
+    inputs, targets = works.cut(np.zeros(80, dtype=np.uint8))
     assert inputs.shape == (0, 80)
     assert targets.shape == (0,)
 
 
 def test_windows_of_several_texts_are_told_apart_and_shuffled_ones_too() -> None:
     rng = np.random.default_rng(0)
-    texts = [windows.cut(rng.integers(0, 80, 90, dtype=np.uint8)) for _ in range(2)]
+    texts = [works.cut(rng.integers(0, 80, 90, dtype=np.uint8)) for _ in range(2)]
     inputs = np.concatenate([own[0] for own in texts])
     targets = np.concatenate([own[1] for own in texts])
-    places = windows.positions(inputs, targets)
+    places = works.positions(inputs, targets)
     assert places.tolist() == [*range(10), *range(90, 100)]
-    assert windows.in_order(places)
+    assert works.in_order(places)
     mixed = rng.permutation(20)
-    assert not windows.in_order(windows.positions(inputs[mixed], targets[mixed]))
+    assert not works.in_order(works.positions(inputs[mixed], targets[mixed]))
 
 
 @given(
@@ -156,10 +156,10 @@ def test_no_character_of_a_later_split_was_in_a_window_of_one_before(
     steps = np.ones(count - 1, dtype=np.int64)
     steps[:: max(1, count // (breaks + 1))] = 81 if breaks else 1
     places = np.concatenate([[0], np.cumsum(steps)]).astype(np.int64)
-    split = windows.split_in_order(
+    split = works.split_in_order(
         places, train_fraction, min(val_fraction, 1 - train_fraction), True
     )
-    loose = windows.split_in_order(
+    loose = works.split_in_order(
         places, train_fraction, min(val_fraction, 1 - train_fraction), False
     )
     assert sum(part.stop - part.start for part in loose.values()) == count
@@ -190,9 +190,9 @@ def test_missing_and_repeated_windows_do_not_hide_what_windows_share(
     true += [place for place in true if times == 2 and 750 <= place < 800]
     starts = np.array(sorted(true))
     inputs, targets = text[starts[:, None] + np.arange(80)], text[starts + 80]
-    places = windows.positions(inputs, targets)
-    assert windows.in_order(places)
-    split = windows.split_in_order(places, 0.8, 0.1, True)
+    places = works.positions(inputs, targets)
+    assert works.in_order(places)
+    split = works.split_in_order(places, 0.8, 0.1, True)
     assert "test" in split
     read: set[int] = set()
     for part in split.values():

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tasks.common.vision.small_cnn import GlobalMaxPool
+from tasks.common.vision.normalization import GlobalMaxPool
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -10,7 +8,15 @@ from scipy.stats import kstest
 from tasks.synthetic.generator import Pool, Recipe, generate, task_sizes
 
 LEAF_SEED = 931231
-SMALL = Recipe(40, [0.5, 0.3, 0.2], 12, 4, 3, LEAF_SEED, "code")
+SMALL = Recipe(
+    num_tasks=40,
+    cluster_probabilities=[0.5, 0.3, 0.2],
+    num_features=12,
+    num_classes=4,
+    side_dimension=3,
+    seed=LEAF_SEED,
+    style="code",
+)
 
 
 def test_leaf_s_seed_gives_leaf_s_sizes() -> None:
@@ -58,8 +64,12 @@ def leaf_draws(recipe: Recipe, axis: int) -> list[Drawn]:
 def test_the_code_s_styles_draw_what_leaf_s_generator_draws(
     style: str, axis: int, probabilities: list[float]
 ) -> None:
-    recipe = replace(
-        SMALL, style=style, cluster_probabilities=probabilities, side_dimension=len(probabilities)
+    recipe = SMALL.model_copy(
+        update={
+            "style": style,
+            "cluster_probabilities": probabilities,
+            "side_dimension": len(probabilities),
+        }
     )
     pool = generate(recipe)
     expected = leaf_draws(recipe, axis)
@@ -70,14 +80,24 @@ def test_the_code_s_styles_draw_what_leaf_s_generator_draws(
 
 
 def test_the_two_code_styles_differ_in_their_labels_alone() -> None:
-    code, first = generate(SMALL), generate(replace(SMALL, style="first_code"))
+    code, first = generate(SMALL), generate(SMALL.model_copy(update={"style": "first_code"}))
     assert (code.inputs == first.inputs).all()
     assert (code.targets != first.targets).mean() > 0.2
 
 
 @pytest.fixture(scope="module")
 def paper() -> Pool:
-    return generate(Recipe(2000, [0.75, 0.25], 60, 5, 2, 7, "paper"))
+    return generate(
+        Recipe(
+            num_tasks=2000,
+            cluster_probabilities=[0.75, 0.25],
+            num_features=60,
+            num_classes=5,
+            side_dimension=2,
+            seed=7,
+            style="paper",
+        )
+    )
 
 
 def test_the_paper_s_tasks_are_those_of_the_appendix(paper: Pool) -> None:
@@ -99,7 +119,15 @@ def test_the_paper_s_tasks_are_those_of_the_appendix(paper: Pool) -> None:
 
 def test_the_paper_s_labels_are_those_of_the_appendix() -> None:
     """Step by step from the streams: u_t has the variance 1, the noise 0.1 (not the sd)."""
-    recipe = Recipe(30, [0.6, 0.4], 10, 4, 3, 11, "paper")
+    recipe = Recipe(
+        num_tasks=30,
+        cluster_probabilities=[0.6, 0.4],
+        num_features=10,
+        num_classes=4,
+        side_dimension=3,
+        seed=11,
+        style="paper",
+    )
     pool = generate(recipe)
 
     def stream(*key: int) -> np.random.Generator:
@@ -125,11 +153,11 @@ def test_the_paper_s_labels_are_those_of_the_appendix() -> None:
 
 @pytest.mark.parametrize("style", ["paper", "code", "first_code"])
 def test_a_task_does_not_depend_on_how_many_others_there_are(style: str) -> None:
-    recipe = replace(SMALL, style=style)
-    few, many = generate(replace(recipe, num_tasks=10)), generate(recipe)
+    recipe = SMALL.model_copy(update={"style": style})
+    few, many = generate(recipe.model_copy(update={"num_tasks": 10})), generate(recipe)
     count = few.offsets[-1]
     assert (few.offsets == many.offsets[:11]).all()
     assert (few.inputs == many.inputs[:count]).all()
     assert (few.targets == many.targets[:count]).all()
-    other = generate(replace(recipe, seed=1))
+    other = generate(recipe.model_copy(update={"seed": 1}))
     assert other.inputs.shape != many.inputs.shape

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 from pfl_bench import plugins
-from pfl_bench.config.bundled_rows import bundled_configs
 from pfl_bench.config.loading import ResolvedConfig
+from pfl_bench.config.row_files import bundled_configs
 from pfl_bench.runs.events import RELEASED
 from pfl_bench.runs.tracker import Notice, Tracked, Tracker, one_line, scalar
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pfl_bench.config.logging import MlflowOptions as Options
+from pfl_bench.config.sections import MlflowOptions as Options
 from pfl_bench.files import read_json, write_json
 from pfl_bench.runs.tracker import Notice, Tracked, Tracker, flatten, is_number, markdown
 

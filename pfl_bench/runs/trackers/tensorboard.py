@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pfl_bench.config.logging import TensorboardOptions as Options
+from pfl_bench.config.sections import TensorboardOptions as Options
 from pfl_bench.runs.tracker import Notice, Tracked, Tracker, flatten, is_number, markdown
 
 _FLUSH_SECONDS = 10

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pfl_bench.config.logging import WandbOptions as Options
+from pfl_bench.config.sections import WandbOptions as Options
 from pfl_bench.files import parse_json, read_text, write_json
 from pfl_bench.runs.tracker import Notice, Tracked, Tracker, flatten, is_number, one_line
 

@@ -11,7 +11,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from pfl_bench.config.devices import PERIOD_S
+from pfl_bench.config.sections import PERIOD_S
 from pfl_bench.config.training import Strict
 from pfl_bench.files import regular
 from pfl_bench.simulation.devices.availability import (

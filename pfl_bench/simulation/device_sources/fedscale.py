@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from pfl_bench.config.devices import PERIOD_S
+from pfl_bench.config.sections import PERIOD_S
 from pfl_bench.config.training import Strict
 from pfl_bench.data.safe_pickle import load_builtin_pickle
 from pfl_bench.simulation.devices.availability import (

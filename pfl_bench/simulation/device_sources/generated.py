@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from pfl_bench.config.devices import PERIOD_S
+from pfl_bench.config.sections import PERIOD_S
 from pfl_bench.config.training import PositiveInt, Strict
 from pfl_bench.simulation.devices.availability import Availability, merge_slots
 from pfl_bench.simulation.devices.devices import Devices

@@ -15,11 +15,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pfl_bench.data import load_builtin_pickle, regular
-from pfl_bench.types import DataError
-from tasks.common.fedscale.layout import FOLDER
+from pfl_bench.types import DataError, Progress
+from tasks.common.fedscale.layout import FOLDER, Survey
 from tasks.common.fedscale.streaming import Sample, Source
-from tasks.common.fedscale.survey import Survey
-from tasks.common.progress import Progress
 
 MAP = "clientDataMap"
 UNMAPPED = "unmapped"

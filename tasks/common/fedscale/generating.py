@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from pfl_bench.data import new_folder
+from pfl_bench.types import Progress
 from tasks.common.fedscale.layout import COLUMNS, FOLDER, SPLITS
-from tasks.common.generated import settings, write_mark
 from tasks.common.options import StrictOptions
-from tasks.common.progress import Progress
+from tasks.common.sources import settings, write_mark
 
 # Of ten clients one is for val and two for test: whole clients, as in FedScale.
 _SHARES = {"train": 0.7, "val": 0.1, "test": 0.2}

@@ -14,30 +14,25 @@ from pfl_bench.data import Store, StoredSplit, StoredTask, gather
 from pfl_bench.data.stored_task import Convert
 from pfl_bench.types import DataFacts
 from tasks.common.classification import CrossEntropy, known_facts
-from tasks.common.options import StrictOptions
+from tasks.common.options import StoredOptions
 from tasks.common.partition.split import PartitionedSplit, equal_shares
 
 # Of the store's facts, what a summary repeats.
 FACTS_SHOWN = ("generated", "table5", "differs_from_published", "bad_samples", "dropped_clients")
 
 
-class TaskOptions(StrictOptions):
-    """Options that these tasks have in common.
+class TaskOptions(StoredOptions):
+    """Options that these tasks have in common, beside those of all tasks on a store.
 
     Attributes:
-        data: Path of the store that ``pfl-bench data prepare`` wrote.
         partition: "natural" clients, or "iid": as many, to whom the training samples are assigned
             at random in equal shares, as FedScale does without a mapping; a guarantee for such a
             client protects no person, and the statement says so.
         partition_seed: Seed of that partition.
-        max_examples_per_user: A client with more gives a random subset of this size, drawn anew
-            at each read for training; None for no limit.
     """
 
-    data: str
     partition: Literal["natural", "iid"] = "natural"
     partition_seed: int = Field(default=0, ge=0)
-    max_examples_per_user: int | None = Field(default=None, ge=1)
 
 
 class PartitionedTask(StoredTask):

@@ -14,15 +14,21 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from pfl_bench.data import FieldSpec, regular
-from pfl_bench.types import DataError
-from tasks.common.description import StoreDescription
-from tasks.common.fedscale.layout import find_mappings, read_mapping, sample_folder, split_by_of
-from tasks.common.fedscale.survey import Labels, Survey, sample_file, survey
-from tasks.common.generated import GENERATED_FACTS, is_generated
+from pfl_bench.data import FieldSpec, StoreWriter, regular
+from pfl_bench.types import DataError, Progress
+from tasks.common.fedscale.layout import (
+    Labels,
+    Survey,
+    find_mappings,
+    read_mapping,
+    sample_file,
+    sample_folder,
+    survey,
+)
 from tasks.common.leaf import table1
+from tasks.common.leaf.gathering import split_by_of
 from tasks.common.options import StrictOptions
-from tasks.common.progress import Progress
+from tasks.common.sources import GENERATED_FACTS, is_generated
 from tasks.common.threads import map_in_order
 from tasks.common.vision.pictures import PictureError
 
@@ -240,64 +246,51 @@ def table5(found: Source, published: Counts) -> dict[str, Any]:
     return {"table5": measured, "differs_from_published": differs}
 
 
-def describe(
-    source: Path,
+def write_store(
+    out: Path,
     found: Source,
     published: Counts,
-    values: Mapping[str, FieldSpec],
+    read: ReadSample,
+    options: Options,
+    progress: Progress,
     *,
+    value: tuple[str, FieldSpec],
     task: str,
     variant: str,
     origin: str,
     made_up: str,
     input_shape: tuple[int, ...],
-) -> StoreDescription:
-    """Describe a store of labelled samples, whose ``values`` is one field.
-
-    ``variant`` and ``origin`` are those of all of the published data; ``made_up`` is the origin of
-    generated ones.
-    """
-    generated = is_generated(source)
-    if generated or not looks_full(found, published):
-        variant += "-generated" if generated else "-partial"
-    return StoreDescription(
-        task=task,
-        variant=variant,
-        source=made_up if generated else origin,
-        num_classes=len(found.class_names),
-        input_shape=input_shape,
-        fields={**values, "targets": FieldSpec("uint16")},
-        extra={
-            **table5(found, published),
-            "generated": generated,
-            **(GENERATED_FACTS if generated else {}),
-        },
-        names={"targets": found.class_names},
-    )
-
-
-def write_store(
-    out: Path,
-    found: Source,
-    options: Options,
-    read: ReadSample,
-    description: StoreDescription,
-    progress: Progress,
 ) -> dict[str, Any]:
     """Read all samples and write a store of them; gives facts for printing.
 
     Memory does not grow with the samples, but for some tens of bytes each.
 
-    ``read`` turns bytes into the value of the first field, in several threads; the description's
-    fields are that of the samples, and "targets".
+    ``read`` turns bytes into a sample's ``value``, a field, in several threads. ``variant`` and
+    ``origin`` are those of all of the published data; ``made_up`` is the origin of generated ones.
     """
+    generated = is_generated(found.root)
+    if generated or not looks_full(found, published):
+        variant += "-generated" if generated else "-partial"
+    extra = {**table5(found, published), "generated": generated}
+    extra |= GENERATED_FACTS if generated else {}
     left_out = LeftOut(found.root)
     dropped = _too_small(found.surveys["train"], options.min_examples, left_out)
     split_by = split_by_of(survey.clients for survey in found.surveys.values())
     wanted = (s for s in found.samples() if s.split != "train" or s.client_id not in dropped)
     done, total = 0, found.num_samples - left_out.dropped_samples
-    name = next(iter(description.fields))
-    with description.writer(out, split_by) as writer:
+    name, spec = value
+    with StoreWriter(
+        out,
+        task=task,
+        variant=variant,
+        source=made_up if generated else origin,
+        split_by=split_by,
+        num_classes=len(found.class_names),
+        input_shape=input_shape,
+        fields={name: spec, "targets": FieldSpec("uint16")},
+        extra=extra,
+        names={"targets": found.class_names},
+    ) as writer:
         refuse = options.bad_samples == "refuse"
         for sample, values in grouped(prefetch(wanted, read, refuse, left_out)):
             targets = np.array([target for target, _ in values], dtype=np.uint16)
@@ -306,10 +299,10 @@ def write_store(
             done += len(values)
             progress("reading samples", done, total)
         facts = {**left_out.facts(), "split_by": split_by}
-        for key, value in facts.items():
-            writer.set_extra(key, value)
-        variant = {"variant": description.variant, "splits": writer.counts}
-    return {**variant, **facts, **description.extra}
+        for key, fact in facts.items():
+            writer.set_extra(key, fact)
+        splits = writer.counts
+    return {"variant": variant, "splits": splits, **facts, **extra}
 
 
 def _too_small(train: Survey, least: int, left_out: LeftOut) -> set[str]:

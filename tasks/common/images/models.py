@@ -12,12 +12,16 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from pfl_bench.types import ConfigError, DataFacts, did_you_mean
-from tasks.common.damage import reason
 from tasks.common.options import StrictOptions, check_inputs
-from tasks.common.vision import imagenet, scatter_models
-from tasks.common.vision.normalization import use_group_norm
-from tasks.common.vision.scattering import COEFFICIENTS
-from tasks.common.vision.small_cnn import small_cnn, two_convolutions
+from tasks.common.sources import reason
+from tasks.common.vision.normalization import small_cnn, two_convolutions, use_group_norm
+from tasks.common.vision.pictures import IMAGENET_MEAN, IMAGENET_STD
+from tasks.common.vision.scattering import (
+    COEFFICIENTS,
+    SCATTER_MODELS,
+    is_scattering,
+    scatter_model,
+)
 
 
 def timm_model(architecture: str, facts: DataFacts) -> nn.Module:
@@ -56,7 +60,7 @@ def timm_model(architecture: str, facts: DataFacts) -> nn.Module:
     return cast("nn.Module", module.train())
 
 
-NAMES = ("opacus_cnn", "tfp_cnn", "tramer_cnn", *scatter_models.NAMES)
+NAMES = ("opacus_cnn", "tfp_cnn", "tramer_cnn", *SCATTER_MODELS)
 _MNIST = (0.1307,), (0.3081,)
 # What divides the standard deviation of a standard normal that is cut off at two of its own.
 _CUT_OFF = 0.87962566103423978
@@ -148,12 +152,12 @@ def build_dp_model(name: str, groups: int | None, facts: DataFacts) -> nn.Module
     """
     shape, classes = tuple(facts.input_shape), facts.num_classes
     task = facts.variant.split("-")[0]
-    if name in scatter_models.NAMES:
+    if name in SCATTER_MODELS:
         takes = "scattering features (data prepare ... features=scattering)"
-        check_inputs(scatter_models.is_scattering(shape), task, name, takes, facts)
-        return scatter_models.scatter_model(name, (shape[0], shape[1], shape[2]), classes, groups)
+        check_inputs(is_scattering(shape), task, name, takes, facts)
+        return scatter_model(name, (shape[0], shape[1], shape[2]), classes, groups)
     if name == "tramer_cnn" and shape == (3, 32, 32):
-        return nn.Sequential(FixedNormalization(imagenet.MEAN, imagenet.STD), tanh_cnn(classes))
+        return nn.Sequential(FixedNormalization(IMAGENET_MEAN, IMAGENET_STD), tanh_cnn(classes))
     check_inputs(shape == (1, 28, 28), task, name, "images of shape (1, 28, 28)", facts)
     if name == "tramer_cnn":
         return strided_cnn(classes, 2, nn.Tanh)
@@ -202,8 +206,8 @@ class Options(StrictOptions):
 
     @model_validator(mode="after")
     def _groups_are_of_features(self) -> Options:
-        if self.groups is not None and self.name not in scatter_models.NAMES:
-            names = " and ".join(scatter_models.NAMES)
+        if self.groups is not None and self.name not in SCATTER_MODELS:
+            names = " and ".join(SCATTER_MODELS)
             raise ValueError(f"groups: for {names} alone, not for {self.name}; remove it")
         if self.groups is not None and COEFFICIENTS % self.groups:
             raise ValueError(f"groups: {self.groups} does not divide {COEFFICIENTS} features")

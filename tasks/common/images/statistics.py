@@ -10,10 +10,10 @@ import numpy as np
 from pydantic import Field
 
 from pfl_bench.data import Store
+from pfl_bench.types import Progress
 from tasks.common.images.task import clients_of, read_store
 from tasks.common.options import StrictOptions
 from tasks.common.partition.options import PartitionOptions, Writers
-from tasks.common.progress import Progress
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

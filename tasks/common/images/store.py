@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pfl_bench.data import FieldSpec
-from tasks.common.description import StoreDescription
+from pfl_bench.data import FieldSpec, StoreWriter
+from pfl_bench.types import Progress
 from tasks.common.options import StrictOptions
-from tasks.common.progress import Progress
 
 WRITER = "writer"
+# Of a byte; what pixels are divided by.
+WHITE = 255.0
 _AT_ONCE = 500
+_SCATTERING = "scattering transform (2 scales, 8 angles)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,49 +36,6 @@ class Images:
     writers: NDArray[Any] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class About:
-    """Description of a store of images; ``source`` is one line for a human."""
-
-    task: str
-    variant: str
-    source: str
-    class_names: Sequence[str]
-    extra: Mapping[str, Any] = field(default_factory=dict)
-
-
-def write_images(out: Path, about: About, splits: Mapping[str, Images]) -> dict[str, Any]:
-    """Write a store of whole splits, each of one user of that name.
-
-    All splits have writers, or none; gives facts for printing.
-    """
-    first = next(iter(splits.values())).inputs
-    shape = first.shape[1:]
-    fields = {"inputs": FieldSpec(first.dtype.name, shape), "targets": FieldSpec("uint8")}
-    has_writers = all(images.writers is not None for images in splits.values())
-    if has_writers:
-        fields[WRITER] = FieldSpec("uint16")
-    description = StoreDescription(
-        task=about.task,
-        variant=about.variant,
-        source=about.source,
-        num_classes=len(about.class_names),
-        input_shape=shape,
-        fields=fields,
-        # Nobody holds a whole split: clients are made when a row is loaded.
-        extra={"artificial_users": True, "has_writers": has_writers, **about.extra},
-        names={"targets": about.class_names},
-    )
-    with description.writer(out, "user") as writer:
-        for name, images in splits.items():
-            arrays = {"inputs": images.inputs, "targets": images.targets.astype(np.uint8)}
-            if images.writers is not None and has_writers:
-                arrays[WRITER] = images.writers.astype(np.uint16)
-            writer.append(name, name, **arrays)
-    examples = {name: len(images.targets) for name, images in splits.items()}
-    return {"variant": about.variant, "source": about.source, "examples": examples, **about.extra}
-
-
 class FeatureOptions(StrictOptions):
     """Options of preparing images.
 
@@ -88,38 +47,69 @@ class FeatureOptions(StrictOptions):
     features: Literal["pixels", "scattering"] = "pixels"
 
 
-def featured(
-    about: About,
+# Mean and standard deviation of each channel, in which pixels in 0 to 1 are measured before they
+# are transformed.
+Normalization = tuple[tuple[float, ...], tuple[float, ...]]
+
+
+def write_images(
+    out: Path,
     splits: Mapping[str, Images],
     options: FeatureOptions,
     progress: Progress,
-    normalization: tuple[tuple[float, ...], tuple[float, ...]] = ((0.0,), (1.0,)),
-) -> tuple[About, Mapping[str, Images]]:
-    """Give the store of images that the options ask for.
+    *,
+    task: str,
+    variant: str,
+    source: str,
+    class_names: Sequence[str],
+    extra: Mapping[str, Any] | None = None,
+    normalization: Normalization = ((0.0,), (1.0,)),
+) -> dict[str, Any]:
+    """Write a store of whole splits, each of one user of that name, with the features asked for.
 
-    ``normalization`` is the mean and standard deviation of each channel, in which pixels in 0 to 1
-    are measured before they are transformed.
+    All splits have writers, or none; ``source`` is one line for a human. Gives facts for printing.
     """
-    if options.features == "pixels":
-        return about, splits
-    made = {
-        name: replace(images, inputs=_scattered(images.inputs, normalization, name, progress))
-        for name, images in splits.items()
-    }
-    told = f"{about.source}; scattering transform (2 scales, 8 angles)"
-    return replace(about, variant=f"{about.variant}-scattering", source=told), made
+    if options.features == "scattering":
+        variant, source = f"{variant}-scattering", f"{source}; {_SCATTERING}"
+        splits = {
+            name: replace(images, inputs=_scattered(images.inputs, normalization, name, progress))
+            for name, images in splits.items()
+        }
+    extra = extra or {}
+    first = next(iter(splits.values())).inputs
+    shape = first.shape[1:]
+    fields = {"inputs": FieldSpec(first.dtype.name, shape), "targets": FieldSpec("uint8")}
+    has_writers = all(images.writers is not None for images in splits.values())
+    if has_writers:
+        fields[WRITER] = FieldSpec("uint16")
+    with StoreWriter(
+        out,
+        task=task,
+        variant=variant,
+        source=source,
+        split_by="user",
+        num_classes=len(class_names),
+        input_shape=shape,
+        fields=fields,
+        # Nobody holds a whole split: clients are made when a row is loaded.
+        extra={"artificial_users": True, "has_writers": has_writers, **extra},
+        names={"targets": class_names},
+    ) as writer:
+        for name, images in splits.items():
+            arrays = {"inputs": images.inputs, "targets": images.targets.astype(np.uint8)}
+            if images.writers is not None and has_writers:
+                arrays[WRITER] = images.writers.astype(np.uint16)
+            writer.append(name, name, **arrays)
+    examples = {name: len(images.targets) for name, images in splits.items()}
+    return {"variant": variant, "source": source, "examples": examples, **extra}
 
 
 def _scattered(
-    images: NDArray[np.uint8],
-    normalization: tuple[tuple[float, ...], tuple[float, ...]],
-    split: str,
-    progress: Progress,
+    images: NDArray[np.uint8], normalization: Normalization, split: str, progress: Progress
 ) -> NDArray[np.float16]:
     # Preparing pixels needs no torch.
     import torch
 
-    from tasks.common.images.transform import WHITE
     from tasks.common.vision.scattering import scattering
 
     mean, stddev = (torch.tensor(part).view(1, -1, 1, 1) for part in normalization)

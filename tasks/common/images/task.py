@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from pfl_bench.data import InMemorySplit, Store
 from pfl_bench.types import BatchTransform, ConfigError
 from tasks.common.classification import InMemoryTask
-from tasks.common.images.store import WRITER, Images
-from tasks.common.images.transform import WHITE, Scale
+from tasks.common.images.store import WHITE, WRITER, Images
 from tasks.common.options import StrictOptions
 from tasks.common.partition.options import (
     Assignment,
@@ -27,6 +27,58 @@ from tasks.common.partition.options import (
     by_writer,
     pooled,
 )
+
+PADDING = 4
+
+
+class Scale:
+    """Turns bytes into numbers in 0 to 1; nothing is drawn."""
+
+    def draw(self, count: int, rng: np.random.Generator) -> Tensor:
+        """Draw nothing: shape (count, 1), zeros; the stream is untouched."""
+        return torch.zeros((count, 1), dtype=torch.int64)
+
+    def __call__(self, inputs: Tensor, draws: Tensor | None) -> Tensor:
+        """Scale a batch, shape (n, ...), to float32; floating-point numbers stay as they are."""
+        return inputs.float().div_(WHITE) if inputs.dtype == torch.uint8 else inputs.float()
+
+
+class CropFlip(Scale):
+    """Training images are padded by mirroring, cropped at random, and flipped with probability 1/2.
+
+    Each edge is padded by ``padding`` pixels.
+
+    Source: Li et al. 2022 (NIID-Bench), whose code pads CIFAR-10 by 4, mirrored, and crops to 32.
+    """
+
+    def __init__(self, side: int, padding: int = PADDING) -> None:
+        places = torch.arange(side) + torch.arange(-padding, padding + 1).unsqueeze(1)
+        places = places.abs()
+        # Row s is where the pixels come from if the crop begins s pixels into the padded image.
+        self._places = torch.where(places < side, places, 2 * (side - 1) - places)
+        self._side = side
+        self._shifts = 2 * padding + 1
+
+    def draw(self, count: int, rng: np.random.Generator) -> Tensor:
+        """Draw crops and flips: shape (count, 3), int64: top, left, whether flipped left-right."""
+        places = rng.integers(0, self._shifts, (count, 2))
+        return torch.from_numpy(np.column_stack([places, rng.integers(0, 2, count)]))
+
+    def __call__(self, inputs: Tensor, draws: Tensor | None) -> Tensor:
+        """Crop, flip and scale a batch, shape (n, C, side, side), to float32.
+
+        ``draws`` are those of ``draw``, on the same device; None, in evaluation, scales alone.
+        """
+        if draws is None:
+            return super().__call__(inputs, None)
+        if self._places.device != inputs.device:
+            self._places = self._places.to(inputs.device)
+        rows, columns = self._places[draws[:, 0]], self._places[draws[:, 1]]
+        columns = torch.where(draws[:, 2:] > 0, columns.flip(1), columns)
+        taken = (rows.unsqueeze(2) * self._side + columns.unsqueeze(1)).flatten(1).unsqueeze(1)
+        pixels = inputs.flatten(2)
+        cut = pixels.gather(2, taken.expand(-1, pixels.shape[1], -1)).view(inputs.shape)
+        return super().__call__(cut, None)
 
 
 class ImageOptions(StrictOptions):
@@ -89,11 +141,12 @@ def build_task(
     for name, images in (splits or read_store(store)).items():
         clients = clients_of(name, images, partition)
         digest.update(clients.order.tobytes() + clients.offsets.tobytes())
-        made[name] = _split(name, images, clients, partition)
+        made[name] = split_of_clients(name, images, clients, partition)
     variant = facts.variant if splits is None else f"{facts.variant}-by-writer"
     natural = isinstance(partition, Writers)
     if partition is not None and not (natural and splits is not None):
         variant += f"-{partition.kind}"
+    clients_digest = f"sha256:{digest.hexdigest()}"
     shape = facts.input_shape if len(facts.input_shape) == 3 else (1, *facts.input_shape)
     facts = replace(
         facts,
@@ -101,13 +154,9 @@ def build_task(
         input_shape=shape,
         class_names=tuple(store.names("targets")),
         artificial_users=not natural,
-        extra={**facts.extra, "artificial_users": not natural, "clients": _name(digest)},
+        extra={**facts.extra, "artificial_users": not natural, "clients": clients_digest},
     )
     return ImageTask(store.task, made, facts, transform=transform or Scale())
-
-
-def _name(digest: hashlib._Hash) -> str:
-    return f"sha256:{digest.hexdigest()}"
 
 
 def clients_of(name: str, images: Images, partition: PartitionOptions | None) -> Assignment:
@@ -119,10 +168,10 @@ def clients_of(name: str, images: Images, partition: PartitionOptions | None) ->
     return assign(partition, images.targets.astype(np.int64))
 
 
-def _split(
+def split_of_clients(
     name: str, images: Images, clients: Assignment, partition: PartitionOptions | None
 ) -> InMemorySplit:
-    """The images in the order of their clients, with a channel axis."""
+    """Examples in the order of their clients; images of shape (n, side, side) get channels."""
     inputs: NDArray[Any] = images.inputs[clients.order]
     if inputs.ndim == 3:
         inputs = inputs[:, None]

@@ -6,25 +6,23 @@ whose examples go where, ``parts`` gives them part by part.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pfl_bench.data import FieldSpec
+from pfl_bench.data import FieldSpec, StoreWriter
 from pfl_bench.data.layout import offsets_name
 from pfl_bench.data.spool import Spool
 from pfl_bench.data.writer import SpooledExamples
-from pfl_bench.types import DataError, SplitBy
-from tasks.common.description import StoreDescription
+from pfl_bench.types import DataError, Progress, SplitBy
 from tasks.common.leaf.options import OF_SPLIT, PartitionOptions
 from tasks.common.leaf.parts import Block, Part, Partition
-from tasks.common.leaf.plan import check_options, make_plan, totals_by_user
-from tasks.common.progress import Progress
+from tasks.common.leaf.plan import UNSPLIT, check_options, make_plan, totals_by_user
 
-__all__ = ["Gathering", "Part", "Partition", "PartitionOptions", "write_partition"]
+__all__ = ["UNSPLIT", "Gathering", "Part", "Partition", "PartitionOptions", "write_partition"]
 
 BATCH_BYTES = 8 << 20
 
@@ -114,6 +112,15 @@ class Gathering(SpooledExamples):
             self._names = {name: spool.forget_clients() for name, spool in self._spools.items()}
         plan = make_plan(self._names, self._sizes(), options, order_by, published_as)
         return Partition(self, plan)
+
+    def published_as(self) -> SplitBy | None:
+        """Whether splits of whole clients, as FedScale's, are that, or some client is in several.
+
+        None of data that are not split.
+        """
+        if UNSPLIT in self._spools:
+            return None
+        return split_by_of(self.clients(split) for split in self._spools)
 
     def partition_divided(
         self, options: PartitionOptions, order_by: str, min_examples: int
@@ -207,21 +214,36 @@ def _batches(sizes: NDArray[np.int64]) -> Iterator[slice]:
 def write_partition(
     out: Path,
     partition: Partition,
-    description: StoreDescription,
     progress: Progress,
     convert: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+    *,
+    variant: str,
+    source: str,
+    extra: Mapping[str, Any],
+    **facts: Any,
 ) -> dict[str, Any]:
     """Write a store of what was partitioned, whole or not at all; gives facts for printing.
 
-    The partition's facts go into the store before the description's. ``convert`` turns a part's
-    arrays into the store's fields, None if they are the same; ``progress`` is told the users of a
-    split written, and how many there are.
+    ``convert`` turns a part's arrays into the store's fields, None if they are the same;
+    ``progress`` is told the users of a split written, and how many there are. The rest is as for
+    ``StoreWriter``; the partition's facts go into the store before those of ``extra``.
     """
-    with description.writer(out, partition.split_by, partition.facts) as writer:
+    extra = {**partition.facts, **extra}
+    facts |= {"variant": variant, "source": source, "split_by": partition.split_by}
+    with StoreWriter(out, extra=extra, **facts) as writer:
         for done, part in enumerate(partition, start=1):
             arrays = convert(part.arrays) if convert else part.arrays
             writer.append(part.split, part.client_id, **arrays)
             progress("writing the store (users by split)", done, partition.num_parts)
         splits = writer.counts
-    origin = {"variant": description.variant, "source": description.source}
-    return {**origin, "splits": splits, **partition.facts, **description.extra}
+    return {"variant": variant, "source": source, "splits": splits, **extra}
+
+
+def split_by_of(clients: Iterable[Collection[str]]) -> SplitBy:
+    """Whether splits, given the clients of each, divide clients, or some client is in several."""
+    seen: set[str] = set()
+    for own in clients:
+        if not seen.isdisjoint(own):
+            return "example"
+        seen.update(own)
+    return "user"

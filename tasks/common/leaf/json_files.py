@@ -16,15 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
-from pfl_bench.types import DataError
-from tasks.common.damage import open_json
-from tasks.common.progress import Progress
+from pfl_bench.types import DataError, Progress
+from tasks.common.leaf.plan import SPLITS, UNSPLIT
+from tasks.common.sources import open_json
 
-UNSPLIT = "all"
-SPLIT_FOLDERS = ("train", "val", "test")
 LOOKED_FOR = (
     "LEAF JSON: folders train/ and test/ (and perhaps val/) with *.json, or all_data*.json, "
     "directly, below data/ or below [data/]all_data/"
@@ -51,7 +50,7 @@ def find_files(source: Path) -> dict[str, list[Path]]:
     others.
     """
     for base in (source, source / "data"):
-        found = {name: sorted((base / name).glob("*.json")) for name in SPLIT_FOLDERS}
+        found = {name: sorted((base / name).glob("*.json")) for name in SPLITS}
         if found["train"] or found["test"]:
             return {name: files for name, files in found.items() if files}
     for base in (source, source / "data" / "all_data", source / "all_data", source / "data"):
@@ -166,15 +165,16 @@ class _Hierarchies:
 
 
 def _announced(path: Path, stream: IO[bytes]) -> tuple[dict[str, Any], _Hierarchies]:
-    """Read examples and hierarchy of each user, without the data where they come first."""
+    """Read examples and hierarchy of each user, and of the data only what comes before these."""
     import ijson
 
-    columns = _before_the_data(stream)
+    columns: dict[str, Any] = {}
     for key in _ANNOUNCED:
-        if key not in columns and _mentions(stream, key):
-            stream.seek(0)
-            for value in ijson.items(stream, key, use_float=True):
-                columns.setdefault(key, value)
+        if key == "hierarchies" and not _mentions(stream, key):
+            continue
+        stream.seek(0)
+        for value in islice(ijson.items(stream, key, use_float=True), 1):
+            columns[key] = value
     for key in ("users", "num_samples"):
         if not isinstance(columns.get(key), list) or not columns[key]:
             raise DataError(
@@ -203,30 +203,8 @@ def _announced(path: Path, stream: IO[bytes]) -> tuple[dict[str, Any], _Hierarch
     return dict(zip(users, counts, strict=True)), _Hierarchies(users, hierarchies)
 
 
-def _before_the_data(stream: IO[bytes]) -> dict[str, Any]:
-    """Announcements before 'user_data', without reading any of that."""
-    import ijson
-
-    stream.seek(0)
-    columns: dict[str, Any] = {}
-    key, builder, depth = "", ijson.ObjectBuilder(), 0
-    for event, value in ijson.basic_parse(stream, use_float=True):
-        if depth == 1 and event == "map_key":
-            if value == "user_data":
-                break
-            key, builder = value, ijson.ObjectBuilder()
-            continue
-        depth += event.startswith("start_")
-        depth -= event.startswith("end_")
-        if key in _ANNOUNCED and depth:
-            builder.event(event, value)
-            if depth == 1:
-                columns[key] = builder.value
-    return columns
-
-
 def _mentions(stream: IO[bytes], key: str) -> bool:
-    """Whether a key may be in the file: a look for its letters is far faster than parsing."""
+    """Whether a key may be in a file: a look for its letters is far faster than parsing."""
     stream.seek(0)
     wanted, end = f'"{key}"'.encode(), b""
     while block := stream.read(_BLOCK_BYTES):

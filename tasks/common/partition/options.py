@@ -138,83 +138,77 @@ Alpha = Annotated[float, Field(gt=0, le=1e9)]
 Seed = Annotated[int, Field(ge=0)]
 
 
-class Iid(StrictOptions):
-    """Examples in random order, in equal parts.
+class Artificial(StrictOptions):
+    """Clients that a rule makes.
 
     Attributes:
-        kind: "iid".
+        kind: Name of the rule.
         num_clients: Clients.
         seed: Seed of the partition; the run's seed has no part in it.
     """
 
-    kind: Literal["iid"]
+    kind: str
     num_clients: NumClients
     seed: Seed = 42
 
 
-class Dirichlet(StrictOptions):
-    """Each class divided by proportions of a Dirichlet distribution.
+class Iid(Artificial):
+    """Examples in random order, in equal parts.
+
+    Attributes:
+        kind: "iid".
+    """
+
+    kind: Literal["iid"]
+
+
+class Dirichlet(Artificial):
+    """Each class divided by proportions of a Dirichlet distribution; clients have 10 or more.
 
     Attributes:
         kind: "dirichlet".
-        num_clients: Clients, each with at least 10 examples.
         alpha: Parameter of the distribution; small values give clients of few classes.
-        seed: Seed of the partition.
     """
 
     kind: Literal["dirichlet"]
-    num_clients: NumClients
     alpha: Alpha
-    seed: Seed = 42
 
 
-class Labels(StrictOptions):
+class Labels(Artificial):
     """Each client has examples of a few classes alone.
 
     Attributes:
         kind: "labels".
-        num_clients: Clients.
         labels_per_client: Classes of a client.
-        seed: Seed of the partition.
     """
 
     kind: Literal["labels"]
-    num_clients: NumClients
     labels_per_client: Annotated[int, Field(ge=1)]
-    seed: Seed = 42
 
 
-class Quantity(StrictOptions):
-    """Examples in random order, in parts of unequal sizes.
+class Quantity(Artificial):
+    """Examples in random order, in parts of unequal sizes; clients have 10 or more.
 
     Attributes:
         kind: "quantity".
-        num_clients: Clients, each with at least 10 examples.
         alpha: Parameter of the Dirichlet distribution of the sizes.
-        seed: Seed of the partition.
     """
 
     kind: Literal["quantity"]
-    num_clients: NumClients
     alpha: Alpha
-    seed: Seed = 42
 
 
-class FeatureNoise(StrictOptions):
-    """As "iid"; the inputs of client i of N, from 1, have Gaussian noise, drawn once.
+class FeatureNoise(Artificial):
+    """As "iid"; the inputs of client i of N, from 1, have Gaussian noise, drawn once by the seed.
 
     Attributes:
         kind: "feature_noise".
-        num_clients: Clients, N.
         level: Standard deviation of client N's noise; client i's is i / N of it. Inputs are in
             0 to 1, and are not cut off there.
-        seed: Seed of the partition and of the noise.
     """
 
     kind: Literal["feature_noise"]
-    num_clients: NumClients
     level: Annotated[float, Field(ge=0, le=1e6)]
-    seed: Seed = 42
 
 
 class Writers(StrictOptions):
@@ -253,9 +247,7 @@ class Assignment:
         return cls(np.concatenate(clients).astype(np.int64), offsets, client_ids)
 
 
-def assign(
-    options: Iid | Dirichlet | Labels | Quantity | FeatureNoise, labels: NDArray[np.int64]
-) -> Assignment:
+def assign(options: Artificial, labels: NDArray[np.int64]) -> Assignment:
     """Assign examples to artificial clients; refused if a client or class would get none.
 
     ``labels``, shape (n,), are the examples' classes in their published order.

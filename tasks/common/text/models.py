@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from pfl_bench.types import DataFacts, Examples
 from tasks.common.lstm.stacked_lstm import StackedLstm
 from tasks.common.options import StrictOptions, check_inputs
-from tasks.common.text.embeddings import read_store_vectors
-from tasks.common.text.words import FIRST_WORD, PAD_ID
+from tasks.common.text.words import FIRST_WORD, PAD_ID, read_store_vectors
 
 BAG, LSTM = "bag_log_reg", "stacked_lstm"
 

@@ -13,15 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfl_bench.data import FieldSpec
-from pfl_bench.types import DataError
+from pfl_bench.types import DataError, Progress
 from tasks.common.leaf.gathering import Gathering, Partition
-from tasks.common.progress import Progress
-from tasks.common.text.embeddings import read_words
 from tasks.common.text.words import (
     PAD_ID,
     SPECIAL,
     UNKNOWN_ID,
     choose_vocabulary,
+    read_words,
     split_words,
     to_ids,
 )

@@ -7,10 +7,11 @@ from contextlib import contextmanager
 from io import BytesIO
 from typing import TYPE_CHECKING
 
-from tasks.common.damage import reason
+from tasks.common.sources import reason
 
 if TYPE_CHECKING:
     from PIL import Image
+
 
 # Decoding at an eighth of the size finds a cut file all the same, in half the time.
 _DRAFT_FRACTION = 8
@@ -53,3 +54,9 @@ def read_to_end(picture: Image.Image) -> None:
     small = [max(1, side // _DRAFT_FRACTION) for side in picture.size]
     picture.draft("L", (small[0], small[1]))
     picture.load()
+
+
+# Mean and standard deviation of each channel of ImageNet's pixels, in 0 to 1. Source: torchvision's
+# documentation of its classification weights.
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)

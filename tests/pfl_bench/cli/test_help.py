@@ -17,7 +17,7 @@ from pfl_bench.cli.examples import EXAMPLES, commands_of
 from pfl_bench.cli.main import _parse, main
 from pfl_bench.cli.option_text import _meanings, option_lines
 from pfl_bench.cli.parsers import build_parser
-from pfl_bench.config.bundled_rows import bundled_configs, locate
+from pfl_bench.config.row_files import bundled_configs, locate
 from tests.helpers import REPOSITORY
 
 Capture = pytest.CaptureFixture[str]

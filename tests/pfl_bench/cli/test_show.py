@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from pfl_bench.cli.main import main
-from pfl_bench.config.bundled_rows import locate_row
 from pfl_bench.config.loading import load_config
+from pfl_bench.config.row_files import locate_row
 from pfl_bench.files import read_metrics
 from pfl_bench.runs.runner import run
 from pfl_bench.runs.time_estimate import estimate_time, line

@@ -16,7 +16,7 @@ from torch.nn import functional
 from pfl_bench.client.costs import CostMeter, StepFlops, measure_step
 from pfl_bench.client.flat_model import FlatModel
 from pfl_bench.client.forward import Forward
-from pfl_bench.config.evaluation import BudgetTarget
+from pfl_bench.config.sections import BudgetTarget
 from pfl_bench.federated.parts import build_forward, build_model, build_task
 from pfl_bench.files import read_metrics
 from pfl_bench.runs.checkpoint import load_latest

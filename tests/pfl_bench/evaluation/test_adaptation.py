@@ -12,7 +12,7 @@ from torch import nn
 
 from pfl_bench.client.flat_model import FlatModel
 from pfl_bench.client.forward import Forward
-from pfl_bench.config.evaluation import AdaptationOptions
+from pfl_bench.config.sections import AdaptationOptions
 from pfl_bench.evaluation.fine_tuning import FineTuning
 from pfl_bench.federated.parts import build_forward, build_model, build_task
 from pfl_bench.runs.runner import run

@@ -14,7 +14,7 @@ import pytest
 import pfl_bench
 from pfl_bench import plugins
 from pfl_bench.config.loading import ResolvedConfig
-from pfl_bench.config.logging import LoggingOptions, MlflowOptions, TensorboardOptions
+from pfl_bench.config.sections import LoggingOptions, MlflowOptions, TensorboardOptions
 from pfl_bench.config.yaml_text import read_yaml
 from pfl_bench.files import read_metrics
 from pfl_bench.runs.events import RELEASED

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from pfl_bench.config.logging import WandbOptions
+from pfl_bench.config.sections import WandbOptions
 from pfl_bench.runs.trackers.wandb import _run_identifier
 from tests.helpers import REPOSITORY
 
@@ -26,7 +26,7 @@ FAKE_KEY = "0123456789" * 4
 DRIVER = """
 import json, os, signal, sys, time
 from pathlib import Path
-from pfl_bench.config.logging import WandbOptions
+from pfl_bench.config.sections import WandbOptions
 from pfl_bench.runs.tracker import Tracked
 from pfl_bench.runs.trackers import Trackers
 

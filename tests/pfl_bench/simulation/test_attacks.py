@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pfl_bench import plugins
 from pfl_bench.cli.main import main
-from pfl_bench.config.attack import AttackOptions
+from pfl_bench.config.sections import AttackOptions
 from pfl_bench.data import InMemorySplit
 from pfl_bench.federated.parts import build_task
 from pfl_bench.runs.runner import run

@@ -17,8 +17,8 @@ import yaml
 
 from pfl_bench import plugins
 from pfl_bench.cli.main import main
-from pfl_bench.config.devices import PERIOD_S, SystemsOptions
 from pfl_bench.config.loading import resolve
+from pfl_bench.config.sections import PERIOD_S, SystemsOptions
 from pfl_bench.simulation.device_sources import generated as generated_source
 from pfl_bench.simulation.device_sources.csv import read_csv
 from pfl_bench.simulation.device_sources.fedscale import LeftOut, read_fedscale
@@ -519,7 +519,7 @@ def test_devices_may_be_of_a_plugin_of_the_user(
 
 
 def test_reading_a_configuration_needs_no_numpy() -> None:
-    code = "import pfl_bench.config.devices, sys; sys.exit('numpy' in sys.modules)"
+    code = "import pfl_bench.config.sections, sys; sys.exit('numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, check=False).returncode == 0
 
 

@@ -18,10 +18,9 @@ from privacy.plan.budget import Budget
 from privacy.plan.example_level import ExampleLevelRequest, make_example_level_plan
 from privacy.recording.step_observation import StepObserver
 from tasks.common.images.models import strided_cnn, tanh_cnn
-from tasks.common.images.task import ImageTask
-from tasks.common.images.transform import Scale
-from tasks.common.vision.scatter_models import scatter_model
-from tasks.common.vision.small_cnn import small_cnn
+from tasks.common.images.task import ImageTask, Scale
+from tasks.common.vision.normalization import small_cnn
+from tasks.common.vision.scattering import scatter_model
 
 
 class Twice(nn.Module):

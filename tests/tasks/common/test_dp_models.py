@@ -14,10 +14,9 @@ from pfl_bench.data import open_store
 from pfl_bench.plugins import MODEL, build
 from pfl_bench.types import ConfigError, DataFacts, NormalizesByStatistics
 from tasks.common.images.models import FixedNormalization, Options, draw_he_normal
-from tasks.common.images.store import About, FeatureOptions, Images, featured, write_images
-from tasks.common.vision import imagenet
-from tasks.common.vision.scatter_models import Standardized
-from tasks.common.vision.scattering import COEFFICIENTS, scattering
+from tasks.common.images.store import FeatureOptions, Images, write_images
+from tasks.common.vision.pictures import IMAGENET_MEAN, IMAGENET_STD
+from tasks.common.vision.scattering import COEFFICIENTS, Standardized, scattering
 
 # By kymatio 0.3.0, ScatteringTorch2D(J=2), of the images of ``pattern``: the sum, and some places.
 KYMATIO: dict[tuple[int, int], tuple[float, dict[tuple[int, int, int], float]]] = {
@@ -139,20 +138,23 @@ def test_prepared_features_are_those_of_normalised_pixels(tmp_path: Path) -> Non
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (6, 3, 32, 32), dtype=np.uint8)
     splits = {"train": Images(images, np.arange(6)), "test": Images(images[:2], np.arange(2))}
-    about = About("cifar10", "cifar10", "noise", [*"0123456789"])
+    about = {"task": "cifar10", "variant": "cifar10", "source": "noise"}
     told: list[int] = []
 
     def progress(what: str, done: int, total: int | None) -> None:
         told.append(done)
 
-    assert featured(about, splits, FeatureOptions(), progress) == (about, splits)
+    about |= {"class_names": [*"0123456789"], "normalization": (IMAGENET_MEAN, IMAGENET_STD)}
+    write_images(tmp_path / "pixels.h5", splits, FeatureOptions(), progress, **about)
+    stored = open_store(str(tmp_path / "pixels.h5"), "cifar10").split("train").read("inputs", 0, 6)
+    np.testing.assert_array_equal(stored, images)
+    assert told == []
     options = FeatureOptions(features="scattering")
-    made = featured(about, splits, options, progress, (imagenet.MEAN, imagenet.STD))
-    write_images(tmp_path / "store.h5", *made)
+    write_images(tmp_path / "store.h5", splits, options, progress, **about)
     assert told == [6, 2]
     store = open_store(str(tmp_path / "store.h5"), "cifar10")
     assert store.facts.variant == "cifar10-scattering"
     stored = store.split("train").read("inputs", 0, 6)
-    pixels = FixedNormalization(imagenet.MEAN, imagenet.STD)(torch.from_numpy(images).float() / 255)
+    pixels = FixedNormalization(IMAGENET_MEAN, IMAGENET_STD)(torch.from_numpy(images).float() / 255)
     np.testing.assert_allclose(stored, scattering(pixels).numpy(), rtol=1e-3, atol=1e-4)
     assert stored.dtype == np.float16

@@ -18,7 +18,7 @@ from pfl_bench.data import Store
 from pfl_bench.types import DataError
 from tasks.common.fedscale.client_data_map import MAP
 from tasks.google_speech import prepare as speech
-from tasks.google_speech.wav import WORDS
+from tasks.google_speech.prepare import WORDS
 from tasks.openimage import prepare as openimage
 
 CLIENTS = {"0a": 3, "0b": 3, "1c": 0, "2d": 11}

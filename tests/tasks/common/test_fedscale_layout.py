@@ -7,10 +7,10 @@ import pytest
 
 from pfl_bench.data import FieldSpec, Store
 from pfl_bench.types import DataError
-from tasks.common.description import StoreDescription
 from tasks.common.fedscale import layout
 from tasks.common.fedscale.generating import Options as GenerateOptions
 from tasks.common.fedscale.generating import client_sizes
+from tasks.common.fedscale.layout import Labels, Survey
 from tasks.common.fedscale.streaming import (
     Counts,
     Options,
@@ -20,7 +20,6 @@ from tasks.common.fedscale.streaming import (
     table5,
     write_store,
 )
-from tasks.common.fedscale.survey import Labels, Survey
 
 HEADER = "client_id,sample_path,label_name,label_id\n"
 # Clients out of order, a name with a comma, one label of which train has no sample.
@@ -60,16 +59,20 @@ def read_text(content: bytes) -> np.ndarray:
 def make(source: Path, out: Path, labels: Labels | None = None, **options: object) -> dict:
     given = Options.model_validate(options)
     found = open_layout(source, labels or Labels(), given, silent)
-    description = StoreDescription(
+    return write_store(
+        out,
+        found,
+        Counts(clients=1, samples=1, rounding=1),
+        read_text,
+        given,
+        silent,
+        value=("text", FieldSpec("uint8", ragged=True)),
         task="texts",
         variant="made",
-        source="made for a test",
-        num_classes=len(found.class_names),
+        origin="made for a test",
+        made_up="made up for a test",
         input_shape=(1,),
-        fields={"text": FieldSpec("uint8", ragged=True), "targets": FieldSpec("uint16")},
-        names={"targets": found.class_names},
     )
-    return write_store(out, found, given, read_text, description, silent)
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ from pydantic import ValidationError
 
 from pfl_bench.data import FieldSpec, Store
 from pfl_bench.types import ConfigError, DataError
-from tasks.common.description import StoreDescription
 from tasks.common.leaf import gathering as gathering_module
 from tasks.common.leaf import parts as parts_module
 from tasks.common.leaf.gathering import Gathering, Partition, PartitionOptions, write_partition
@@ -51,8 +50,7 @@ def write(out: Path, partition: Partition, **changes: Any) -> dict[str, dict[str
     given = {name: changes.pop(name) for name in ("progress", "convert") if name in changes}
     facts: dict[str, Any] = {"task": "toy", "variant": "v", "source": "s", "num_classes": 2}
     facts |= {"input_shape": (2,), "fields": FIELDS, **changes}
-    described = StoreDescription(**facts)
-    written = write_partition(out, partition, described, **{"progress": silent, **given})
+    written = write_partition(out, partition, **{"progress": silent, "extra": {}, **given, **facts})
     return dict(written["splits"])
 
 
@@ -600,7 +598,6 @@ from pathlib import Path
 import numpy as np
 from pfl_bench.data import FieldSpec
 from pfl_bench.types import DataError
-from tasks.common.description import StoreDescription
 from tasks.common.leaf.gathering import Gathering, PartitionOptions, write_partition
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 fields = {"inputs": FieldSpec("uint8", (50_000,))}
@@ -614,9 +611,9 @@ for limit in map(int, sys.argv[2:]):
             stage = "partition"
             partition = gathering.partition(PartitionOptions(train_fraction=1.0, val_fraction=0.0))
             stage = "writing"
-            description = StoreDescription("t", "v", "s", 1, (1,), fields)
+            facts = dict(task="t", variant="v", source="s", num_classes=1, input_shape=(1,))
             out = Path(sys.argv[1]) / "x.h5"
-            write_partition(out, partition, description, lambda *step: None)
+            write_partition(out, partition, lambda *step: None, extra={}, fields=fields, **facts)
             stage = "done"
     except DataError as error:
         print(stage, error)

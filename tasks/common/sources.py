@@ -1,0 +1,190 @@
+"""Public files: their form, what of them is damaged, and whether they are made up."""
+
+from __future__ import annotations
+
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Set
+from contextlib import contextmanager
+from dataclasses import dataclass
+from lzma import LZMAError
+from pathlib import Path
+from typing import IO, Any, TypeVar
+
+from pydantic import BaseModel
+
+from pfl_bench.data import regular
+from pfl_bench.types import DataError
+
+# What Python's own readers raise of a file that is cut, damaged, or of another kind.
+_DAMAGE: tuple[type[Exception], ...] = (
+    OSError,
+    EOFError,
+    UnicodeDecodeError,
+    NotImplementedError,  # zipfile raises it of a compression that it does not know
+    zlib.error,
+    LZMAError,
+    tarfile.TarError,
+    zipfile.BadZipFile,
+)
+
+
+class DamagedInputError(DataError):
+    """An input cannot be read to its end; the others may be."""
+
+
+def reason(error: Exception, most: int = 200) -> str:
+    """Message of an exception, in one line of at most ``most`` characters."""
+    if isinstance(error, UnicodeDecodeError):
+        return f"not text in {error.encoding.upper()}: {error.reason}"
+    said = error.args[0] if error.args else ""
+    # Some backends of ijson give bytes.
+    text = said.decode(errors="replace") if isinstance(said, bytes) else str(error)
+    return " ".join(text.split())[:most] or type(error).__name__
+
+
+@contextmanager
+def reading(
+    path: Path,
+    *also: type[Exception],
+    what: Callable[[], str] = lambda: "cannot be read",
+    mend: str = "the file is damaged or cut: get it anew",
+) -> Iterator[None]:
+    """Read a file; what is raised because of its content becomes a ``DamagedInputError``.
+
+    ``also`` is what its library raises beside Python's own exceptions. ``what`` says what is wrong,
+    perhaps with how far the file has been read: "cannot be read after line 7".
+    """
+    damage = (*_DAMAGE, *also)
+    try:
+        yield
+    except damage as error:
+        raise DamagedInputError(f"{path}: {what()} ({reason(error)}); {mend}") from error
+
+
+@contextmanager
+def open_hdf5(path: Path) -> Iterator[Any]:
+    """Open an ``h5py.File`` for reading; damage is a ``DamagedInputError``."""
+    import h5py
+
+    mend = "it is damaged, cut or packed: get it anew, and unpack it"
+    with (
+        reading(path, RuntimeError, KeyError, what=lambda: "not a readable HDF5 file", mend=mend),
+        h5py.File(path, "r") as file,
+    ):
+        yield file
+
+
+@contextmanager
+def open_json(path: Path, told: Callable[[], str] = lambda: "") -> Iterator[IO[bytes]]:
+    """Open a JSON file for ``ijson``; damage is a ``DamagedInputError`` that names the byte.
+
+    ``told`` says what was read before: " after entry 7", say.
+    """
+    import ijson
+
+    with regular(path).open("rb") as stream:
+
+        def what() -> str:
+            place = f"{stream.tell()} of {path.stat().st_size}"
+            return f"not valid JSON{told()}, at or shortly before byte {place}"
+
+        with reading(path, ijson.JSONError, OverflowError, what=what):
+            yield stream
+
+
+_NAMES_SHOWN = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One public form of a data set.
+
+    A form is how public files hold a data set; a variant is what a store made of them is called.
+
+    Attributes:
+        name: By which a user may ask for it, with the option ``form``.
+        looked_for: What it looks like on disk, for messages.
+        is_there: Whether a folder shows signs of this form; it may still be incomplete.
+    """
+
+    name: str
+    looked_for: str
+    is_there: Callable[[Path], bool]
+
+
+AnyForm = TypeVar("AnyForm", bound=Form)
+
+
+def choose_form(
+    source: Path, data_set: str, forms: Iterable[AnyForm], options: BaseModel
+) -> AnyForm:
+    """Recognise the form of a folder; refused if it holds none, or several without a wish.
+
+    ``data_set`` names it in messages; an option ``form``, if there is one, is the form that is
+    asked for, None for the only one that is there.
+    """
+    wanted = getattr(options, "form", None)
+    if not source.is_dir():
+        what = "is a file" if source.exists() else "does not exist"
+        raise DataError(f"{source} {what}; --source takes the folder that holds the public files")
+    candidates = [form for form in forms if wanted in (None, form.name)]
+    there = [form for form in candidates if form.is_there(source)]
+    if len(there) == 1:
+        return there[0]
+    if there:
+        choice = "say which by form=NAME, or " if hasattr(options, "form") else ""
+        raise DataError(
+            f"{source} holds several forms: {', '.join(form.name for form in there)}; {choice}"
+            "give a folder with one"
+        )
+    names = sorted(path.name for path in source.iterdir())
+    found = ", ".join(names[:_NAMES_SHOWN]) or "nothing"
+    more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+    lines = "".join(f"\n  - {form.name}: {form.looked_for}" for form in candidates)
+    raise DataError(
+        f"{source} holds no public form of {data_set}. Looked for:{lines}\nFound: {found}{more}."
+    )
+
+
+GENERATED_MARK = "GENERATED.txt"
+# Of a store. A made-up user is nobody: a guarantee for one protects no person.
+GENERATED_FACTS = {"generated": True, "artificial_users": True}
+
+
+def is_generated(source: Path) -> bool:
+    """Whether a folder says that its data are made up."""
+    return (source / GENERATED_MARK).is_file()
+
+
+def settings(options: BaseModel, sign: str = " = ", without: Set[str] = frozenset()) -> str:
+    """The options that data were generated with, in one line.
+
+    ``without`` names those on which no byte depends.
+    """
+    shown = options.model_dump(exclude=set(without))
+    return ", ".join(f"{name}{sign}{value}" for name, value in shown.items())
+
+
+def write_mark(folder: Path, text: str) -> None:
+    """Write the file that says what a folder's data are."""
+    (folder / GENERATED_MARK).write_text(text, encoding="utf-8")
+
+
+def find_parquet(source: Path) -> list[Path]:
+    """All parquet files below a folder, by path."""
+    return sorted(path for path in source.rglob("*.parquet") if not path.is_dir())
+
+
+@contextmanager
+def open_parquet(path: Path) -> Iterator[Any]:
+    """Open a ``pyarrow.parquet.ParquetFile``; damage is a ``DamagedInputError``."""
+    import pyarrow
+    from pyarrow.parquet import ParquetFile
+
+    with (
+        reading(path, pyarrow.ArrowException),
+        ParquetFile(regular(path), buffer_size=1 << 20, pre_buffer=False) as file,
+    ):
+        yield file
