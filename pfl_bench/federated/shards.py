@@ -59,7 +59,7 @@ def expected_work(
     """Steps of clients of n ``sizes`` in a round, and examples in all of them: shapes (n,)."""
     batch = local.batch_size
     if local.batch_fraction is not None:
-        return np.ones(len(sizes)), np.maximum(1.0, np.ceil(sizes * local.batch_fraction))
+        return np.ones(len(sizes)), np.maximum(1.0, np.floor(sizes * local.batch_fraction))
     examples = sizes.astype(np.float64) * local.epochs
     if local.batches_across_epochs:
         steps = np.ceil(examples / batch)

@@ -185,7 +185,7 @@ class Options(StrictOptions):
             (the statistics of the weights, for "imagenet"). Networks without BatchNorm stay as
             they are with either.
         train: Parameters that are trained: "all", "head", "last_block", "film" or "lora"; see
-            ``trainable.keep_trainable``. The last layer, which is new, always is.
+            ``keep_trainable``. The last layer, which is new, always is.
         lora_rank: Rank of the adapters of "lora", 1 to 256; the others ignore it.
     """
 

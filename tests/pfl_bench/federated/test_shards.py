@@ -11,12 +11,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pfl_bench.client.batches import num_used
 from pfl_bench.federated.shards import (
     MAX_SHARDS,
     Node,
     PairwiseReduction,
     assign_clients,
     expected_costs,
+    expected_work,
     num_shards,
     shards_of_rank,
 )
@@ -137,6 +139,12 @@ def test_shards_are_a_power_of_two_of_about_two_clients_each(cohort_size: int) -
 )
 def test_costs_are_what_the_steps_come_to(local: LocalTraining, expected: float) -> None:
     assert expected_costs(np.array([13]), local).tolist() == [expected]
+
+
+@given(st.integers(1, 200), st.floats(0.01, 1.0))
+def test_a_step_of_a_part_has_the_examples_that_it_trains_on(size: int, part: float) -> None:
+    local = LocalTraining(1, 10, 0.1, batch_fraction=part)
+    assert expected_work(np.array([size]), local)[1].tolist() == [num_used(size, local)]
 
 
 def client(number: int) -> tuple[torch.Tensor, ClipOutcome]:
