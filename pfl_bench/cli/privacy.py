@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -184,7 +185,6 @@ def _explain_run(arguments: argparse.Namespace) -> int:
     from pfl_bench.config.row_files import is_row
     from pfl_bench.files import read_json
     from privacy.statement.explaining import explain, sections
-    from privacy.statement.guarantee import Guarantee
     from privacy.statement.statement import PrivacyStatement
 
     path = Path(arguments.run) / "privacy.json"
@@ -199,11 +199,10 @@ def _explain_run(arguments: argparse.Namespace) -> int:
         )
     try:
         statement = PrivacyStatement.from_json_dict(document)
-        module = None
         if statement.mechanism_description is None:
             module = module_description(statement.mechanism)
-        guarantee = Guarantee.of(statement, module)
-        told, text = sections(guarantee), explain(guarantee)
+            statement = replace(statement, mechanism_description=module)
+        told, text = sections(statement), explain(statement)
     except (ValueError, TypeError, AttributeError, KeyError, ArithmeticError) as error:
         raise RunFolderError(
             f"{path} is not a privacy statement: {error}; run the row again, or give another "

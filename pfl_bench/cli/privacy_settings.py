@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pfl_bench.federated.accounting import DEFAULT_MECHANISM, composition_of, module_description
 from pfl_bench.types import ConfigError
@@ -20,10 +20,13 @@ from privacy.calibration import calibrate_noise_multiplier, default_delta
 from privacy.plan.notes import delta_notes
 from privacy.plan.types import Setting
 from privacy.sampling_scheme import SamplingScheme, scheme_named
-from privacy.statement.statement import NOT_COVERED, PATTERN_NOT_COVERED, Accounted, json_epsilon
-
-if TYPE_CHECKING:
-    from privacy.statement.guarantee import Guarantee
+from privacy.statement.statement import (
+    NOT_COVERED,
+    PATTERN_NOT_COVERED,
+    Accounted,
+    Guarantee,
+    json_epsilon,
+)
 
 
 @dataclass(frozen=True)
@@ -162,8 +165,6 @@ def make_pair(
 
 def guarantee_of(arguments: argparse.Namespace, pair: Pair, rounds: int) -> Guarantee:
     """The guarantee of a calculation, to be explained."""
-    from privacy.statement.guarantee import Guarantee
-
     not_covered = NOT_COVERED
     mechanism = arguments.mechanism or DEFAULT_MECHANISM
     if not scheme_of(arguments).is_drawn:

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 
 from privacy.description import Tree
 from privacy.sampling_scheme import Participation, scheme_type
-from privacy.statement.guarantee import Guarantee
-from privacy.statement.statement import Accounted, small
+from privacy.statement.statement import Accounted, Guarantee, small
 
 _ACCOUNTANTS = {
     "rdp": "Renyi differential privacy; a valid bound, and usually the loosest of the three",

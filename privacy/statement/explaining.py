@@ -12,8 +12,7 @@ import textwrap
 from collections.abc import Iterator
 
 from privacy.statement.assumptions import count, stated_assumptions
-from privacy.statement.guarantee import Guarantee
-from privacy.statement.statement import Accounted, round_up, small
+from privacy.statement.statement import Accounted, Guarantee, round_up, small
 
 # Part of the absent units that an attacker takes for present ones, for the worked example.
 _FALSE_ALARMS = 0.01
@@ -70,7 +69,7 @@ def sections(guarantee: Guarantee) -> dict[str, list[str]]:
 
 def _promises(guarantee: Guarantee) -> Iterator[str]:
     simulated, actual = guarantee.simulated, guarantee.actual
-    most = "at most " if guarantee.planned else ""
+    most = "at most " if guarantee.status == "planned" else ""
     if simulated == actual:
         yield f"Epsilon is {most}{_claim(guarantee, simulated)}. No other cohort is simulated."
         yield from _meaning(guarantee, simulated, "")

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from decimal import ROUND_CEILING, Context, Decimal
 from typing import Any, Literal
 
-from privacy.description import Description
+from privacy.description import DP_SGD, Description
 from privacy.errors import PrivacyError
 from privacy.sampling_scheme import scheme_type
 
@@ -68,30 +68,29 @@ class Accounted:
     max_participations: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PrivacyStatement:
-    """Guarantee of a run.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guarantee:
+    """Guarantee of a run, or of a calculation: what can be explained in words.
+
+    A mechanism of which nothing is known but its name is described as one that needs a trusted
+    server, which promises the least.
 
     Attributes:
         unit: Whom it protects: "user", "example" or "none".
         adjacency: "add-or-remove-one", "replace-one", "zero-out" or "none".
         mechanism: Name of the mechanism.
         accountant: "rdp", "pld", "prv" or "none".
-        rounds: Rounds (or steps) that were run.
-        num_parameters: Number of trainable parameters P: the length of what is noised.
-        clip: How updates were clipped.
-        noise_multiplier: z, the effective multiplier that the accountant sees for the deployment.
-        update_noise_multiplier: That of the noise on the updates; more than z if a count is paid.
-        count_noise_stddev: Noise on the deployment's sum of centred bits; None without a count.
-        simulated: Epsilon of the deployment that the noise stands for.
+        rounds: Rounds (for examples: steps) whose releases are covered together.
+        simulated: Epsilon of the deployment that the noise stands for; equal to ``actual`` if
+            nothing is simulated.
         actual: Epsilon of this very run.
-        budget_epsilon: Bound that the simulated epsilon was held to; None for none.
+        clip: How updates were clipped; empty if nobody says.
         not_covered: What an observer can learn outside of the mechanism, a sentence each.
         notes: What a reader should know of this run's accounting, a sentence each.
-        mechanism_description: What the mechanism says of itself; None in a statement of a version
-            that did not record it.
         status: "final", or "planned" while the run is under way: then ``rounds`` is the most that
             it will release, and the epsilons are upper bounds of what it has spent.
+        mechanism_description: What the mechanism says of itself; None if nobody knows, as in a
+            statement of a version that did not record it.
     """
 
     unit: str
@@ -99,18 +98,48 @@ class PrivacyStatement:
     mechanism: str
     accountant: str
     rounds: int
-    num_parameters: int
-    clip: Mapping[str, float | str]
-    noise_multiplier: float
-    update_noise_multiplier: float
-    count_noise_stddev: float | None
     simulated: Accounted
     actual: Accounted
-    budget_epsilon: float | None
+    clip: Mapping[str, float | str] = field(default_factory=dict)
     not_covered: tuple[str, ...] = NOT_COVERED
     notes: tuple[str, ...] = ()
     status: Status = "final"
     mechanism_description: Description | None = None
+
+    @property
+    def step(self) -> str:
+        """Word for a release."""
+        return "step" if self.unit == "example" else "round"
+
+    @property
+    def described(self) -> Description:
+        """Words for the mechanism, as far as it is described."""
+        if self.mechanism_description is not None:
+            return self.mechanism_description
+        if self.unit == "example":
+            return DP_SGD
+        return Description(
+            f"the mechanism {self.mechanism} noises what is released, with noise multiplier {{z}}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrivacyStatement(Guarantee):
+    """Guarantee of a run, as its folder has it.
+
+    Attributes:
+        num_parameters: Number of trainable parameters P: the length of what is noised.
+        noise_multiplier: z, the effective multiplier that the accountant sees for the deployment.
+        update_noise_multiplier: That of the noise on the updates; more than z if a count is paid.
+        count_noise_stddev: Noise on the deployment's sum of centred bits; None without a count.
+        budget_epsilon: Bound that the simulated epsilon was held to; None for none.
+    """
+
+    num_parameters: int
+    noise_multiplier: float
+    update_noise_multiplier: float
+    count_noise_stddev: float | None
+    budget_epsilon: float | None
 
     def to_json_dict(self) -> dict[str, Any]:
         """The statement as JSON takes it; an infinite epsilon is the string "inf"."""
@@ -141,7 +170,7 @@ class PrivacyStatement:
         """Read what ``to_json_dict`` wrote; a PrivacyError says that it is damaged."""
         # Statements of older versions do not describe their mechanism.
         document = {"mechanism_description": None, **document}
-        _check_keys("a privacy statement", document, {field.name for field in fields(cls)})
+        _check_keys("a privacy statement", document, cls)
         described = document["mechanism_description"]
         values = {
             **document,
@@ -243,7 +272,7 @@ def _accounted_to_json(accounted: Accounted) -> dict[str, Any]:
 def _accounted_from_json(label: str, document: Mapping[str, Any]) -> Accounted:
     # Statements of versions that knew no cap have none.
     document = {"max_participations": None, **document}
-    _check_keys(f"{label} of a privacy statement", document, {f.name for f in fields(Accounted)})
+    _check_keys(f"{label} of a privacy statement", document, Accounted)
     epsilon = document["epsilon"]
     if epsilon == "inf":
         epsilon = math.inf
@@ -255,7 +284,8 @@ def _accounted_from_json(label: str, document: Mapping[str, Any]) -> Accounted:
     return Accounted(**{**document, "epsilon": float(epsilon)})
 
 
-def _check_keys(what: str, document: Mapping[str, Any], names: set[str]) -> None:
+def _check_keys(what: str, document: Mapping[str, Any], kind: type[Accounted | Guarantee]) -> None:
+    names = {one.name for one in fields(kind)}
     missing, foreign = sorted(names - set(document)), sorted(set(document) - names)
     if missing or foreign:
         raise PrivacyError(

@@ -15,7 +15,6 @@ from pfl_bench.report.page import write_report
 from pfl_bench.runs.audit import RunAudit, audit_run
 from pfl_bench.runs.runner import run
 from privacy.statement.explaining import explain
-from privacy.statement.guarantee import Guarantee
 from privacy.statement.statement import PrivacyStatement
 from tests.helpers import make_config
 
@@ -149,7 +148,7 @@ def run_and_audit(
 
 def told(folder: Path) -> str:
     document: dict[str, Any] = json.loads((folder / "privacy.json").read_text())
-    return explain(Guarantee.of(PrivacyStatement.from_json_dict(document)), width=10_000)
+    return explain(PrivacyStatement.from_json_dict(document), width=10_000)
 
 
 def test_a_gaussian_of_ones_own_runs_and_passes_every_check_that_applies(

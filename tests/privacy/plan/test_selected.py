@@ -44,7 +44,6 @@ from privacy.plan.plan import make_plan
 from privacy.plan.question import Question
 from privacy.plan.solving import solve
 from privacy.statement.explaining import explain
-from privacy.statement.guarantee import Guarantee
 from privacy.statement.statement import PrivacyStatement
 from tests.privacy.plan.test_plan import request
 from tests.privacy.scheme_settings import with_scheme
@@ -323,7 +322,7 @@ def test_a_plan_of_selected_users_says_what_it_rests_on() -> None:
         5,
         6,
     ]
-    told = explain(Guarantee.of(statement), width=10_000)
+    told = explain(statement, width=10_000)
     for words in ("zero-out", "at most 6 rounds, each two at least 5 apart", "losses", "late"):
         assert words in told
 

@@ -14,7 +14,6 @@ from privacy.audit.inputs import json_equal
 from privacy.empirical.gaussian_dp import epsilon_of_mu
 from privacy.noise.feature_statistics import FeatureStatistics
 from privacy.statement.explaining import explain
-from privacy.statement.guarantee import Guarantee
 from tests.privacy.plan.test_example_level import plan
 
 # Orders of the sources' accountants.
@@ -82,7 +81,7 @@ def test_steps_are_one_gaussian_an_epoch_under_zero_out(accountant: str) -> None
     assert any(f"epsilon {as_poisson:.4g}" in note for note in statement.notes)
     assert statement.actual.epsilon > 5 * as_poisson
     assert "no amplification" in statement.to_text()
-    words = " ".join(explain(Guarantee.of(statement)).split())
+    words = " ".join(explain(statement).split())
     assert "Each example is in at most one step of an epoch, in at most 40 of all steps" in words
     assert "gradients of one example count in one and are zero in the other" in words
     assert "which example took part in which step" in words
@@ -122,5 +121,5 @@ def test_statistics_are_composed_with_the_steps_and_before_them() -> None:
     constants = calibrated.ledger_constants("sha256:0")["mechanism_options"]
     claimed = {"noise_multiplier": 8.0, "mean_clip_norm": 1.0, "square_clip_norm": 0.1}
     assert json_equal(constants, {"clip_norm": 1.0, "statistics": claimed})
-    words = explain(Guarantee.of(calibrated.statement(3000)))
+    words = explain(calibrated.statement(3000))
     assert "mean and mean square of each channel" in " ".join(words.split())

@@ -20,13 +20,20 @@ from privacy.plan.budget import Budget
 from privacy.plan.example_level import ExampleLevelRequest, make_example_level_plan
 from privacy.statement.assumptions import count, small
 from privacy.statement.explaining import NOTHING, detection_bound, explain, sections
-from privacy.statement.guarantee import Guarantee
-from privacy.statement.statement import NOT_COVERED, Accounted, PrivacyStatement
+from privacy.statement.statement import NOT_COVERED, Accounted, Guarantee, PrivacyStatement
 
 SIMULATED = Accounted(41_131, 5000, "poisson", 5000 / 41_131, 18.668, 8.4026e-6, 1.99999)
 ACTUAL = Accounted(41_131, 200, "poisson", 200 / 41_131, 0.74672, 8.4026e-6, 4.32411)
-BOTH = Guarantee("user", "add-or-remove-one", "gaussian", "rdp", 5000, SIMULATED, ACTUAL)
-BOTH = replace(BOTH, mechanism_description=GAUSSIAN)
+BOTH = Guarantee(
+    unit="user",
+    adjacency="add-or-remove-one",
+    mechanism="gaussian",
+    accountant="rdp",
+    rounds=5000,
+    simulated=SIMULATED,
+    actual=ACTUAL,
+    mechanism_description=GAUSSIAN,
+)
 ONE = replace(BOTH, actual=SIMULATED)
 
 
@@ -165,15 +172,14 @@ def test_a_statement_is_explained_as_it_is_written() -> None:
         ExampleLevelRequest(1797, 64, 100, 1.0, Budget(None, 1.5, 1e-5, "rdp"), 650)
     ).statement(100, "planned")
     again = PrivacyStatement.from_json_dict(statement.to_json_dict())
-    guarantee = Guarantee.of(again)
-    assert guarantee == Guarantee.of(statement)
-    text = words(guarantee)
+    assert again == statement
+    text = words(again)
     assert "Epsilon is at most" in text
     assert "one example." in text
     assert "100 steps" in text
     assert "round" not in text.partition("What is not covered")[0].replace("way round", "")
     assert all(" ".join(note.split()) in text for note in again.notes)
-    assert max(map(len, explain(guarantee).splitlines())) <= 96
+    assert max(map(len, explain(again).splitlines())) <= 96
 
 
 def test_numbers() -> None:
@@ -190,8 +196,8 @@ def test_a_statement_that_describes_no_mechanism_is_explained_by_its_module() ->
     document = statement.to_json_dict()
     del document["mechanism_description"]
     old = PrivacyStatement.from_json_dict(document)
-    assert "each step's sum of clipped gradients" in words(Guarantee.of(old))
+    assert "each step's sum of clipped gradients" in words(old)
     local = replace(old, unit="user", mechanism="local_gaussian")
-    told = words(Guarantee.of(local, local_gaussian.DESCRIPTION))
+    told = words(replace(local, mechanism_description=local_gaussian.DESCRIPTION))
     assert "each client adds Gaussian noise" in told
-    assert "the mechanism local_gaussian noises" in words(Guarantee.of(local))
+    assert "the mechanism local_gaussian noises" in words(local)
