@@ -11,7 +11,7 @@ from pfl_bench.cli import privacy_settings as shared
 from pfl_bench.cli import speech
 from pfl_bench.federated.accounting import module_description
 from pfl_bench.types import ConfigError, RunFolderError
-from privacy.statement.statement import json_epsilon, round_up, small
+from privacy.statement.statement import Guarantee, json_epsilon, round_up, small
 
 if TYPE_CHECKING:
     from privacy.amplification import MechanismComposition
@@ -39,16 +39,17 @@ def main(arguments: argparse.Namespace) -> int:
         solution = _solve(arguments, composition)
         rounds, noise, solved = solution.rounds, solution.noise_multiplier, _solved(solution)
     elif arguments.action == "calibrate":
-        noise = shared.calibrated(arguments, composition)
+        settings = shared.settings_of(arguments, composition, 0.0, arguments.accountant)
+        noise = settings["simulated"].calibrated(arguments.epsilon, rounds)
     else:
         noise = arguments.noise_multiplier
-    pair = shared.make_pair(arguments, composition, noise, rounds, arguments.accountant)
-    answer = _answer(arguments, pair, noise, rounds) | solved
+    guarantee = shared.account(arguments, composition, noise, rounds, arguments.accountant)
+    answer = _answer(arguments, guarantee) | solved
     if getattr(arguments, "epsilon", None) is not None:
         answer["target_epsilon"] = arguments.epsilon
-    if pair.notes:
-        answer["notes"] = pair.notes
-    _print(arguments, answer, pair, rounds)
+    if guarantee.notes:
+        answer["notes"] = guarantee.notes
+    _print(arguments, answer, guarantee)
     return 0
 
 
@@ -92,9 +93,7 @@ def _solved(solution: Solution) -> dict[str, Any]:
     return {"solved_for": solution.unknown, "rule": solution.rule, "beyond": beyond}
 
 
-def _answer(
-    arguments: argparse.Namespace, pair: shared.Pair, noise: float, rounds: int
-) -> dict[str, Any]:
+def _answer(arguments: argparse.Namespace, guarantee: Guarantee) -> dict[str, Any]:
     """The answer as JSON takes it: one epsilon, or two labelled ones."""
     answer: dict[str, Any] = {"unit": "user", "sampling": arguments.sampling}
     if arguments.mechanism is not None:
@@ -103,31 +102,26 @@ def _answer(
         answer["separation"] = arguments.separation
     if arguments.max_participations is not None:
         answer["max_participations"] = arguments.max_participations
+    simulated = shared.accounted_to_json(guarantee.simulated)
+    found = {**simulated, "rounds": guarantee.rounds, "accountant": guarantee.accountant}
     if shared.simulates(arguments):
-        answer |= {
-            "rounds": rounds,
-            "accountant": arguments.accountant,
-            "noise_multiplier": noise,
-            "simulated": shared.accounted_to_json(pair.simulated),
-            "actual": shared.accounted_to_json(pair.actual),
-        }
-        return answer
-    only = shared.accounted_to_json(pair.simulated)
+        answer |= {key: found[key] for key in ("rounds", "accountant", "noise_multiplier")}
+        actual = shared.accounted_to_json(guarantee.actual)
+        return answer | {"simulated": simulated, "actual": actual}
     # In this order, which is what the command has always printed.
-    answer |= {key: only[key] for key in ("population_size", "cohort_size", "sampling_probability")}
-    answer |= {"rounds": rounds, "delta": only["delta"], "accountant": arguments.accountant}
-    return answer | {"noise_multiplier": noise, "epsilon": only["epsilon"]}
+    sizes = ("population_size", "cohort_size", "sampling_probability", "rounds")
+    keys = (*sizes, "delta", "accountant", "noise_multiplier", "epsilon")
+    return answer | {key: found[key] for key in keys}
 
 
-def _print(
-    arguments: argparse.Namespace, answer: dict[str, Any], pair: shared.Pair, rounds: int
-) -> None:
+def _print(arguments: argparse.Namespace, answer: dict[str, Any], guarantee: Guarantee) -> None:
     told = None
     if arguments.explain:
         from privacy.statement.explaining import explain, sections
 
-        guarantee = shared.guarantee_of(arguments, pair, rounds)
-        answer, told = answer | {"explanation": sections(guarantee)}, explain(guarantee)
+        # The notes are a part of the answer already.
+        plain = replace(guarantee, notes=())
+        answer, told = answer | {"explanation": sections(plain)}, explain(plain)
     if arguments.json:
         speech.answer_json(answer)
         return

@@ -9,14 +9,13 @@ scaled by the ratio of the cohorts. Without them both are one.
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
 from typing import Any
 
 from pfl_bench.federated.accounting import DEFAULT_MECHANISM, composition_of, module_description
 from pfl_bench.types import ConfigError
 from privacy.accountant import check_accountant
 from privacy.amplification import MechanismComposition, Participation, sampled_gaussian
-from privacy.calibration import calibrate_noise_multiplier, default_delta
+from privacy.calibration import default_delta
 from privacy.plan.notes import delta_notes
 from privacy.plan.types import Setting
 from privacy.sampling_scheme import SamplingScheme, scheme_named
@@ -29,26 +28,13 @@ from privacy.statement.statement import (
 )
 
 
-@dataclass(frozen=True)
-class Pair:
-    """The deployment and the run of a calculation, which are equal if nothing is simulated.
-
-    ``notes`` are what a run's statement says of their deltas.
-    """
-
-    adjacency: str
-    simulated: Accounted
-    actual: Accounted
-    notes: tuple[str, ...] = ()
-
-
 def simulates(arguments: argparse.Namespace) -> bool:
     """Whether a simulated and an actual setting are told apart."""
     return arguments.noise_cohort is not None or arguments.users is not None
 
 
 def sides(arguments: argparse.Namespace) -> tuple[str, ...]:
-    """The settings of a ``Pair`` that are told apart."""
+    """The settings of a ``Guarantee`` that are told apart."""
     return ("simulated", "actual") if simulates(arguments) else ("simulated",)
 
 
@@ -125,59 +111,38 @@ def settings_of(
     return found
 
 
-def calibrated(arguments: argparse.Namespace, composition: MechanismComposition) -> float:
-    """Noise multiplier of the deployment for ``--epsilon``."""
-    setting = settings_of(arguments, composition, 0.0, arguments.accountant)["simulated"]
-    assert setting.delta is not None
-    return calibrate_noise_multiplier(
-        arguments.epsilon,
-        setting.delta,
-        setting.participation,
-        arguments.rounds,
-        arguments.accountant,
-        composition,
-    )
-
-
-def make_pair(
+def account(
     arguments: argparse.Namespace,
     composition: MechanismComposition,
     noise_multiplier: float,
     rounds: int,
     accountant: str,
-) -> Pair:
-    """Account the settings of ``settings_of``.
+) -> Guarantee:
+    """The guarantee of ``settings_of``; its notes are what a statement says of their deltas.
 
     Raises:
         PrivacyError: A number is out of its range, or the accountant does not know the mechanism.
     """
+    scheme, mechanism = scheme_of(arguments), arguments.mechanism or DEFAULT_MECHANISM
     if composition is sampled_gaussian:
         # It says what to do in the words of the command, before any event is made.
-        check_accountant(accountant, scheme_of(arguments))
+        check_accountant(accountant, scheme)
     settings = settings_of(arguments, composition, noise_multiplier, accountant)
-    adjacency = settings["simulated"].composed(noise_multiplier, rounds).adjacency
-    found = [one.accounted(rounds) for one in settings.values()]
     notes: list[str] = []
     for side, one in settings.items():
         notes += delta_notes(one, f"The {side} delta" if len(settings) > 1 else "The delta")
-    return Pair(adjacency, found[0], found[-1], tuple(notes))
-
-
-def guarantee_of(arguments: argparse.Namespace, pair: Pair, rounds: int) -> Guarantee:
-    """The guarantee of a calculation, to be explained."""
-    not_covered = NOT_COVERED
-    mechanism = arguments.mechanism or DEFAULT_MECHANISM
-    if not scheme_of(arguments).is_drawn:
-        not_covered += PATTERN_NOT_COVERED
+    adjacency = settings["simulated"].composed(noise_multiplier, rounds).adjacency
+    found = [one.accounted(rounds) for one in settings.values()]
     return Guarantee(
         unit="user",
-        adjacency=pair.adjacency,
+        adjacency=adjacency,
         mechanism=mechanism,
-        accountant=arguments.accountant,
+        accountant=accountant,
         rounds=rounds,
-        simulated=pair.simulated,
-        actual=pair.actual,
-        not_covered=not_covered,
+        simulated=found[0],
+        actual=found[-1],
+        notes=tuple(notes),
+        not_covered=NOT_COVERED + (() if scheme.is_drawn else PATTERN_NOT_COVERED),
         mechanism_description=module_description(mechanism),
     )
 

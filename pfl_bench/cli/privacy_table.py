@@ -13,7 +13,7 @@ from pfl_bench.cli.speech import answer_json, print_table, say
 from pfl_bench.types import ConfigError
 from privacy.accountant import ACCOUNTANTS
 from privacy.errors import PlanError
-from privacy.statement.statement import json_epsilon, round_up, small
+from privacy.statement.statement import Guarantee, json_epsilon, round_up, small
 
 if TYPE_CHECKING:
     from pfl_bench.report.table import Cell, Column
@@ -31,7 +31,7 @@ class _Line:
 
     rounds: int
     noise_multiplier: float
-    pairs: dict[str, shared.Pair]
+    pairs: dict[str, Guarantee]
 
     def epsilon(self, side: str, accountant: str) -> float | None:
         """One epsilon of the line, if the accountant has one."""
@@ -80,7 +80,7 @@ def _lines(
             pairs = {}
             for name in accountants:
                 try:
-                    pairs[name] = shared.make_pair(arguments, composition, noise, rounds, name)
+                    pairs[name] = shared.account(arguments, composition, noise, rounds, name)
                 except PlanError as error:
                     refusals.setdefault(name, str(error))
             lines.append(_Line(rounds, noise, pairs))
@@ -119,7 +119,7 @@ def _row(
     )
 
 
-def _notes(arguments: argparse.Namespace, pair: shared.Pair, refusals: dict[str, str]) -> list[str]:
+def _notes(arguments: argparse.Namespace, pair: Guarantee, refusals: dict[str, str]) -> list[str]:
     capped = arguments.max_participations is not None
     notes = [
         f"Unit user, adjacency {pair.adjacency}, sampling {arguments.sampling}"
@@ -146,7 +146,7 @@ def _notes(arguments: argparse.Namespace, pair: shared.Pair, refusals: dict[str,
 def _document(
     arguments: argparse.Namespace,
     lines: Sequence[_Line],
-    pair: shared.Pair,
+    pair: Guarantee,
     accountants: Sequence[str],
     notes: list[str],
 ) -> dict[str, Any]:

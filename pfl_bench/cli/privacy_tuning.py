@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ from pfl_bench.cli.speech import answer_json, print_table, write
 from pfl_bench.types import ConfigError
 from privacy.accountant import compose_epsilon
 from privacy.amplification import Composition, Participation
-from privacy.calibration import calibrate_noise_multiplier
 from privacy.plan.types import Setting
 from privacy.statement.statement import json_epsilon, round_up, small
 from privacy.tuning import DISTRIBUTIONS, Trials, calibrate_selection, repeated, selection_epsilon
@@ -159,9 +158,7 @@ def _answers(
         return repeated(first.composition(users, noise, rounds), runs)
 
     if target is not None:
-        noise = calibrate_noise_multiplier(
-            target, first.delta, first.participation, question.rounds, "rdp", together
-        )
+        noise = replace(first, composition=together).calibrated(target, question.rounds)
     head = {"distribution": "all released", "mean": runs, "eta": None, "gamma": None}
     head["probability_of_no_trial"] = 0.0
 

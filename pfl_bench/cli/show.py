@@ -176,13 +176,14 @@ def _planned_privacy(resolved: ResolvedConfig) -> Iterator[str]:
         goal = "" if privacy.epsilon is None else f"at most {privacy.epsilon:g} is the goal; "
         yield from _wrapped(f"epsilon: {goal}noise and epsilon follow from the data's size")
         return
-    from pfl_bench.cli.privacy_settings import calibrated, make_pair
+    from pfl_bench.cli.privacy_settings import account, settings_of
     from pfl_bench.federated.accounting import composition_of
 
     options = dict(resolved.tree["privacy"]["mechanism"])
     name = options.pop("name")
     noise_cohort = privacy.noise_cohort_size or federated.cohort_size
     asked = argparse.Namespace(
+        mechanism=name,
         population=privacy.population_size,
         cohort=federated.cohort_size,
         noise_cohort=noise_cohort,
@@ -198,10 +199,11 @@ def _planned_privacy(resolved: ResolvedConfig) -> Iterator[str]:
     noise = privacy.noise_multiplier
     if noise is None:
         assert privacy.epsilon is not None
-        noise = calibrated(asked, composition)
-    pair = make_pair(asked, composition, noise, rounds, privacy.accountant)
-    actual = None if privacy.hypothetical_population else pair.actual
-    yield from epsilon_lines(pair.simulated, actual)
+        deployment = settings_of(asked, composition, 0.0, privacy.accountant)["simulated"]
+        noise = deployment.calibrated(privacy.epsilon, rounds)
+    guarantee = account(asked, composition, noise, rounds, privacy.accountant)
+    actual = None if privacy.hypothetical_population else guarantee.actual
+    yield from epsilon_lines(guarantee.simulated, actual)
 
 
 def _wrapped(text: str, indent: str = "  ") -> list[str]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypedDict, Unpack, cast
@@ -26,9 +26,10 @@ from privacy.amplification import (
     Participation,
     sampled_gaussian,
 )
-from privacy.calibration import calibrate_noise_multiplier, default_delta, epsilon_of_rounds
+from privacy.calibration import default_delta
 from privacy.description import GAUSSIAN, Description
 from privacy.errors import PlanError
+from privacy.plan.types import Setting
 from privacy.sampling_scheme import scheme_named
 
 # Of a calculation that names none: sampled Gaussians, for which no mechanism, nor torch, is loaded.
@@ -91,18 +92,11 @@ def epsilon(
             the sampling or the mechanism.
     """
     sizes = (population_size, cohort_size, num_rounds)
-    setting = _Setting.of("epsilon", sizes, delta, accounting)
+    setting, rounds = _setting("epsilon", sizes, delta, accountant, accounting)
     noise = _number("pfl_bench.epsilon", "noise_multiplier", noise_multiplier)
     if setting.composition is sampled_gaussian:
         check_accountant(accountant, setting.participation.scheme)
-    return epsilon_of_rounds(
-        setting.participation,
-        noise,
-        setting.num_rounds,
-        setting.delta,
-        accountant,
-        setting.composition,
-    )
+    return replace(setting, noise_multiplier=noise).epsilon(rounds)
 
 
 def calibrate(
@@ -140,71 +134,58 @@ def calibrate(
             sampling or the mechanism, or no noise is enough.
     """
     sizes = (population_size, cohort_size, num_rounds)
-    setting = _Setting.of("calibrate", sizes, delta, accounting)
-    return calibrate_noise_multiplier(
-        _number("pfl_bench.calibrate", "epsilon", epsilon),
-        setting.delta,
-        setting.participation,
-        setting.num_rounds,
-        accountant,
-        setting.composition,
+    setting, rounds = _setting("calibrate", sizes, delta, accountant, accounting)
+    return setting.calibrated(_number("pfl_bench.calibrate", "epsilon", epsilon), rounds)
+
+
+def _setting(
+    function: str,
+    sizes: tuple[object, object, object],
+    delta: float | None,
+    accountant: str,
+    accounting: Accounting,
+) -> tuple[Setting, int]:
+    """Check what a function was given: the setting, as yet without noise, and the rounds.
+
+    ``sizes`` are population, cohort and rounds.
+    """
+    where = f"pfl_bench.{function}"
+    for name in accounting:
+        if name not in Accounting.__annotations__:
+            names = ", ".join(Accounting.__annotations__)
+            hint = did_you_mean(name, Accounting.__annotations__, ".")
+            raise ConfigError(f"{where}: no argument {name!r}{hint} Beside numbers: {names}")
+    population, cohort, rounds = sizes
+    cap = accounting.get("max_participations")
+    users = Participation(
+        scheme_named(
+            accounting.get("sampling", "poisson"),
+            _whole(where, "separation", accounting.get("separation", 1)),
+            None if cap is None else _whole(where, "max_participations", cap),
+        ),
+        _whole(where, "population_size", population),
+        _number(where, "cohort_size", cohort),
     )
-
-
-@dataclass(frozen=True)
-class _Setting:
-    """The setting that is accounted, of numbers that were checked."""
-
-    participation: Participation
-    num_rounds: int
-    delta: float
-    composition: MechanismComposition
-
-    @classmethod
-    def of(
-        cls,
-        function: str,
-        sizes: tuple[object, object, object],
-        delta: float | None,
-        accounting: Accounting,
-    ) -> _Setting:
-        """Check what a function was given: population, cohort and rounds, and the rest."""
-        where = f"pfl_bench.{function}"
-        for name in accounting:
-            if name not in Accounting.__annotations__:
-                names = ", ".join(Accounting.__annotations__)
-                hint = did_you_mean(name, Accounting.__annotations__, ".")
-                raise ConfigError(f"{where}: no argument {name!r}{hint} Beside numbers: {names}")
-        population, cohort, rounds = sizes
-        cap = accounting.get("max_participations")
-        users = Participation(
-            scheme_named(
-                accounting.get("sampling", "poisson"),
-                _whole(where, "separation", accounting.get("separation", 1)),
-                None if cap is None else _whole(where, "max_participations", cap),
-            ),
-            _whole(where, "population_size", population),
-            _number(where, "cohort_size", cohort),
+    given = accounting.get("mechanism", DEFAULT_MECHANISM)
+    options = dict(given) if isinstance(given, Mapping) else {"name": given}
+    if not isinstance(options.get("name"), str):
+        raise ConfigError(
+            f"{where}: mechanism is {given!r}, but must be a name, or a mapping with a name "
+            "and options, such as {'name': 'tree_aggregation'}"
         )
-        given = accounting.get("mechanism", DEFAULT_MECHANISM)
-        options = dict(given) if isinstance(given, Mapping) else {"name": given}
-        if not isinstance(options.get("name"), str):
-            raise ConfigError(
-                f"{where}: mechanism is {given!r}, but must be a name, or a mapping with a name "
-                "and options, such as {'name': 'tree_aggregation'}"
-            )
-        num_rounds = _whole(where, "num_rounds", rounds)
-        composition = composition_of(
-            options.pop("name"),
-            options,
-            where,
-            (users.cohort_size, users.cohort_size),
-            num_rounds,
-            users.min_separation,
-        )
-        if delta is None:
-            delta = default_delta(users.population_size)
-        return cls(users, num_rounds, _number(where, "delta", delta), composition)
+    num_rounds = _whole(where, "num_rounds", rounds)
+    composition = composition_of(
+        options.pop("name"),
+        options,
+        where,
+        (users.cohort_size, users.cohort_size),
+        num_rounds,
+        users.min_separation,
+    )
+    if delta is None:
+        delta = default_delta(users.population_size)
+    delta = _number(where, "delta", delta)
+    return Setting(users, 0.0, delta, accountant, composition), num_rounds
 
 
 def _number(where: str, name: str, value: object) -> float:

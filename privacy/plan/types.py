@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from privacy.amplification import Composition, MechanismComposition, Participation
-from privacy.calibration import epsilon_of_rounds
+from privacy.calibration import calibrate_noise_multiplier, epsilon_of_rounds
 from privacy.plan.budget import Budget
 from privacy.sampling_scheme import SamplingScheme
 from privacy.statement.statement import Accounted
@@ -136,6 +136,14 @@ class Setting:
             self.delta,
             self.accountant,
             self.composition,
+        )
+
+    def calibrated(self, epsilon: float, rounds: int) -> float:
+        """Smallest noise multiplier within a budget, whatever that of the private setting is."""
+        assert self.composition is not None
+        assert self.delta is not None
+        return calibrate_noise_multiplier(
+            epsilon, self.delta, self.participation, rounds, self.accountant, self.composition
         )
 
     def accounted(self, rounds: int) -> Accounted:
