@@ -9,6 +9,7 @@ removed, twice that, and so half the multiplier, when one is replaced); all that
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -300,6 +301,16 @@ def check_state_keys(mechanism: str, state: Mapping[str, Any], expected: set[str
             f"the saved state is not one of the {mechanism} mechanism: missing keys {missing}, "
             f"foreign keys {foreign}; resume with the configuration that the run was started with"
         )
+
+
+def check_saved(mechanism: Mechanism, state: Mapping[str, Any]) -> None:
+    """Check a state (PrivacyError); numbers of a strategy, whose last bits vary, are taken anew."""
+    fresh, scalar = mechanism.state_dict(), (int, float)
+    own = {key: own for key, own in fresh.items() if not isinstance(own, scalar) and len(own)}
+    try:
+        copy.copy(mechanism).load_state_dict({**fresh, **state, **own})
+    except (TypeError, ValueError) as error:
+        raise PrivacyError(f"the saved state is not one of {mechanism.name}: {error}") from error
 
 
 def noised_mean(total: Tensor, stddev: float, cohort_size: float, rng: NormalSource) -> Tensor:

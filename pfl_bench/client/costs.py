@@ -229,6 +229,13 @@ class CostMeter:
         """All that changes from round to round."""
         return {"totals": dict(self._totals), "reached": list(self._reached)}
 
+    @staticmethod
+    def state_form(num_targets: int) -> dict[str, Any]:
+        """Form of what ``state_dict`` gives, of so many wanted values."""
+        totals = dict.fromkeys((*_COSTS, *_SIMULATED), 0.0)
+        reached = {"index": 0, "value": 0.0, **totals}
+        return {"totals": totals, "reached": [reached] * num_targets}
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what ``state_dict`` gave, which must be of as many budgets."""
         if len(state["reached"]) != len(self._targets):

@@ -12,6 +12,11 @@ from torch import Tensor
 from pfl_bench.config.training import OptimizerOptions, ScheduleOptions
 
 BLOCK_ROWS = 1 << 20
+# Of torch's optimizers, in one version or another.
+_FLAGS = dict.fromkeys(
+    ("maximize", "foreach", "differentiable", "fused", "capturable", "decoupled_weight_decay"),
+    False,
+)
 
 
 class Yogi(torch.optim.Optimizer):
@@ -114,6 +119,17 @@ def build_optimizer(
         return AdamEpsilonHat(params, eps=options.epsilon, betas=betas, **shared)
     kind = torch.optim.Adam if options.name == "adam" else torch.optim.AdamW
     return kind(params, betas=betas, eps=options.epsilon, **shared)
+
+
+def optimizer_form(options: OptimizerOptions, params: Iterable[Tensor]) -> dict[str, Any]:
+    """Form of a central optimizer's state after a step, over tensors of these shapes."""
+    moved = [torch.zeros_like(tensor, requires_grad=False) for tensor in params]
+    for tensor in moved:
+        tensor.grad = torch.zeros_like(tensor)
+    optimizer = build_optimizer(options, moved, 1.0)
+    optimizer.step()
+    state = optimizer.state_dict()
+    return {**state, "param_groups": [{**group, **_FLAGS} for group in state["param_groups"]]}
 
 
 def rate_factor(schedule: ScheduleOptions, step: int, total: int) -> float:

@@ -196,16 +196,17 @@ class Evaluator:
     def _check_measured(self, key: str, wanted: str, splits: Sequence[str]) -> None:
         """Refuse (ConfigError) a metric that is not among those of some splits."""
         split = wanted.partition("/")[0]
-        names = self._names(split) if split in splits else ()
+        names = self.names(split) if split in splits else ()
         if wanted in names:
             return
-        names = names or tuple(name for other in splits for name in self._names(other))
+        names = names or tuple(name for other in splits for name in self.names(other))
         raise ConfigError(
             f"{key}: '{wanted}' is not measured{did_you_mean(wanted, names, '.')} There are: "
             f"{', '.join(sorted(names)) or 'none'}"
         )
 
-    def _names(self, split: str) -> tuple[str, ...]:
+    def names(self, split: str) -> tuple[str, ...]:
+        """Names of what is measured of a split, found out on one example of it."""
         if split not in self._measured:
             self._measured[split] = measured_names(
                 self._forward,
@@ -220,6 +221,15 @@ class Evaluator:
                 )
                 self._measured[split] += tuple(map(_personal, own))
         return self._measured[split]
+
+
+def names_measured(config: RunConfig, task: Task, model: FlatModel) -> set[str]:
+    """Names of all that is measured of a run with one model; ConfigError as ``Evaluator``'s."""
+    # In any precision they are the same, and any machine has this one.
+    forward = Forward(model.module, task, model.device)
+    evaluator, options = Evaluator(config, task, model, forward, None), config.evaluation
+    splits = {*options.splits, *options.final_splits}
+    return {name for split in splits for name in evaluator.names(split)}
 
 
 def _personal(name: str) -> str:

@@ -30,7 +30,9 @@ from pfl_bench.types import (
     FederatedSplit,
     LocalTraining,
     NormalizesByStatistics,
+    Participants,
     ReadsOnDevice,
+    Stateful,
     Task,
     UpdateTransform,
 )
@@ -196,6 +198,11 @@ class FederatedParts(RunParts):
         if self.algorithm.corrects_steps or self.algorithm.personal_training is not None:
             keeping["algorithm"] = True
         return tuple(self.name_of(key) for key, keeps in keeping.items() if keeps)
+
+    def changing(self, participants: Participants) -> dict[str, Stateful | Participants]:
+        """Parts whose state changes from round to round beside the mechanism, as saved."""
+        transforms = {f"transform of {key}": part for key, part in self.transforms.items()}
+        return {"algorithm": self.algorithm, **transforms, "participants": participants}
 
     def name_of(self, key: str) -> str:
         """Name of a plug-in of the section ``federated``, as messages have it."""

@@ -7,7 +7,7 @@ rest.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pfl_bench import plugins
 from pfl_bench.client import machine
-from pfl_bench.client.optimizers import build_optimizer, rate_factor, set_rate
+from pfl_bench.client.optimizers import build_optimizer, optimizer_form, rate_factor, set_rate
 from pfl_bench.federated import private_seed
 from pfl_bench.federated.central_gradient import write_gradient
 from pfl_bench.federated.cohort import CohortTraining
@@ -39,6 +40,8 @@ from pfl_bench.types import (
     Trainer,
     WorkerGroup,
 )
+from privacy.mechanism import Mechanism
+from privacy.plan.plan import PrivacyPlan
 from privacy.statement.statement import PrivacyStatement
 
 
@@ -82,6 +85,7 @@ class FederatedTrainer(Trainer):
             )
             self._cohort_seed = self.private_seed.value
         self._participants = build_participants(parts, devices, self._cohort_seed, folder)
+        self._changing = parts.changing(self._participants)
         self.central = model.vector.clone()
         self._own_models: OwnModels | None = None
         if self._algorithm.personal_training is not None:
@@ -198,12 +202,6 @@ class FederatedTrainer(Trainer):
         """Result of the canaries of an audited run; None without canaries."""
         return self._rounds.canary_result(done)
 
-    def _changing(self) -> dict[str, Stateful | Participants]:
-        """Parts whose state changes from round to round, beside the mechanism."""
-        parts = self._parts
-        transforms = {f"transform of {key}": part for key, part in parts.transforms.items()}
-        return {"algorithm": self._algorithm, **transforms, "participants": self._participants}
-
     def state_dict(self) -> dict[str, Any]:
         """All that changes from round to round."""
         return {
@@ -211,24 +209,54 @@ class FederatedTrainer(Trainer):
             "optimizer": self._optimizer.state_dict(),
             "mechanism": self._mechanism.state_dict(),
             "private": self._rounds.state_dict(),
-            "clients": {key: part.state_dict() for key, part in self._changing().items()},
+            "clients": {key: part.state_dict() for key, part in self._changing.items()},
         }
 
     def state_form(self) -> dict[str, Any]:
         """Form that a saved state must have; plug-ins may keep another kind of value each round."""
-        forms: dict[str, Any] = {"clients": dict.fromkeys(self._changing())}
+        forms: dict[str, Any] = {"clients": dict.fromkeys(self._changing)}
         if self.plan is None:
             forms["mechanism"] = None
         return self.state_dict() | forms
+
+    @staticmethod
+    def saved_form(
+        parts: FederatedParts, participants: Participants, plan: PrivacyPlan
+    ) -> dict[str, Any]:
+        """Form of what ``state_dict`` gives of a private run, by its parts as it begins.
+
+        None stands for anything: what a user's plug-in keeps is its own.
+        """
+        vector = parts.model.vector
+        noise = [vector] * parts.options.num_rounds  # at most
+        private = PrivateRounds(plan, parts.resolved, 0, vector, Path()).state_dict()
+        clients = {key: _state_form(part) for key, part in parts.changing(participants).items()}
+        if participants.selector is not None:
+            clients["participants"]["selection"] = _state_form(participants.selector)
+        return {
+            "central": vector,
+            "optimizer": optimizer_form(parts.options.central_optimizer, [vector]),
+            "mechanism": _state_form(plan.mechanism, noise),
+            "private": {**private, "ledger": "", "canaries": private["canaries"] or {}},
+            "clients": clients,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what ``state_dict`` gave."""
         self.central.copy_(state["central"])
         self._optimizer.load_state_dict(state["optimizer"])
         self._mechanism.load_state_dict(state["mechanism"])
-        for key, part in self._changing().items():
+        for key, part in self._changing.items():
             part.load_state_dict(state["clients"][key])
         self._rounds.load_state_dict(state["private"])
+
+
+def _state_form(part: Stateful | Participants | Mechanism, growing: Sequence[Any] = ()) -> Any:
+    module = type(part).__module__
+    if not module.startswith(("pfl_bench.", "privacy.")) or module.startswith(plugins.__name__):
+        return None
+    state = part.state_dict()
+    return {key: [*growing] if value == [] else value for key, value in state.items()}
 
 
 def _shards_of(engine: Engine, group: WorkerGroup, cohort_size: int) -> tuple[str, int]:

@@ -124,7 +124,8 @@ def restoring(
     what they like at foreign states.
     """
     try:
-        problem = _misfit({key: state[key] for key in state if key in fresh}, dict(fresh), "")
+        known = {key: state[key] for key in state if key in fresh}
+        problem = next(differences(known, dict(fresh)), None)
         central = None if problem else state["trainer"].get("central")
         if isinstance(central, Tensor) and not bool(torch.isfinite(central).all()):
             problem = (
@@ -145,26 +146,41 @@ def restoring(
         )
 
 
-def _misfit(saved: Any, fresh: Any, name: str) -> str | None:
-    """First difference of a saved state from the form that ``fresh`` has; None if there is none."""
-    if fresh is None:
-        return None
-    if isinstance(fresh, Tensor):
-        if isinstance(saved, Tensor) and (saved.shape, saved.dtype) == (fresh.shape, fresh.dtype):
-            return None
-        return f"{name} is no tensor of shape {tuple(fresh.shape)} and type {fresh.dtype}"
-    numbers = {type(saved), type(fresh)} <= {int, float}
-    if type(saved) is not type(fresh) and not numbers:
-        return f"{name} is {type(saved).__name__}, not {type(fresh).__name__}"
+def differences(saved: Any, form: Any, name: str = "", is_closed: bool = False) -> Iterator[str]:
+    """Ways in which a saved state differs from a form, which has values of its kinds and shapes.
+
+    None in a form stands for anything. What a state lacks is a difference, what it has beside the
+    form is none. Where the form ``is_closed``, it is the other way round; null may stand anywhere.
+    """
+    if form is None or (is_closed and saved is None):
+        return
+    if isinstance(form, Tensor):
+        if not isinstance(saved, Tensor) or (saved.shape, saved.dtype) != (form.shape, form.dtype):
+            yield f"{name} is no tensor of shape {tuple(form.shape)} and type {form.dtype}"
+        elif is_closed and saved.untyped_storage().nbytes() > saved.nbytes:
+            yield f"{name} is a part of a larger tensor"
+        return
+    if type(saved) is not type(form) and {type(saved), type(form)} - {int, float}:
+        yield f"{name} is {type(saved).__name__}, not {type(form).__name__}"
+        return
     pairs: list[tuple[str, Any, Any]] = []
-    if isinstance(fresh, Mapping) and fresh:
+    if isinstance(form, Mapping) and (form or is_closed):
         # More keys may come with the rounds, as the costs of simulated devices do.
-        if not saved.keys() >= fresh.keys():
-            return f"{name or 'it'} has the keys {[*saved]}, not {[*fresh]}"
-        pairs = [(f"{name}.{key}".lstrip("."), saved[key], fresh[key]) for key in fresh]
-    elif isinstance(fresh, (list, tuple)) and len(fresh) == len(saved):
-        pairs = [(f"{name}[{n}]", *both) for n, both in enumerate(zip(saved, fresh, strict=True))]
-    return next(filter(None, (_misfit(old, new, where) for where, old, new in pairs)), None)
+        if not is_closed and not saved.keys() >= form.keys():
+            yield f"{name or 'it'} has the keys {[*saved]}, not {[*form]}"
+            return
+        named = {key: f"{name}.{key}".lstrip(".") for key in saved}
+        pairs = [(named[key], saved[key], form[key]) for key in form if key in saved]
+        if is_closed:
+            yield from (f"{named[key]}: no run saves it" for key in saved if key not in form)
+    elif isinstance(form, (list, tuple)):
+        if is_closed and len(saved) > len(form):
+            yield f"{name} has {len(saved)} elements, not {len(form)}"
+        elif is_closed or len(saved) == len(form):
+            both = enumerate(zip(saved, form, strict=not is_closed))
+            pairs = [(f"{name}[{n}]", *pair) for n, pair in both]
+    for where, old, new in pairs:
+        yield from differences(old, new, where, is_closed)
 
 
 def _digest(state: Any) -> str:

@@ -10,6 +10,9 @@ from typing import Any
 FACTOR = 1e3
 # Of the training steps or an evaluation; of local models, of the clients' own judgement.
 _LOSSES = frozenset({"loss", "train_loss", "val_loss"})
+# What a finding has, and what a watch saves.
+_FOUND = {"metric": "", "round": 0, "unit": "", "value": 0.0, "start": 0.0}
+STATE_FORM = {"start": 0.0, "found": _FOUND}
 # Of each setting.
 USUAL_MENDS = {
     "federated": "a lower federated.local_learning_rate or federated.central_learning_rate",
@@ -65,7 +68,7 @@ class DivergenceWatch:
         """Restore what ``state_dict`` gave; KeyError or TypeError of another state."""
         found = state["found"]
         if found is not None:
-            found = {key: found[key] for key in ("metric", "round", "unit", "value", "start")}
+            found = {key: found[key] for key in _FOUND}
         self._start, self.found = float(state["start"]), found
 
 

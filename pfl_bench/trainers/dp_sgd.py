@@ -16,9 +16,11 @@ from torch import Tensor, nn
 
 from pfl_bench.client.flat_model import FlatModel
 from pfl_bench.client.forward import Forward
+from pfl_bench.client.optimizers import optimizer_form
 from pfl_bench.client.precision import new_loss_sum
 from pfl_bench.client.prefetch import MicroBatch
 from pfl_bench.config.training import CentralOptions
+from pfl_bench.trainers.private_statistics import RECORD_FORM
 from pfl_bench.types import ConfigError, Task
 from privacy.plan.example_level import ExampleLevelPlan
 from privacy.recording.step_observation import StepObserver
@@ -292,3 +294,21 @@ def _unfit(error: Exception) -> ConfigError:
         "fewer of its layers (for FLAIR's: model.train=head or lora), or choose a network without "
         "in-place operations, such as small_cnn"
     )
+
+
+def saved_form(
+    model: FlatModel, options: CentralOptions, generator: torch.Generator | None
+) -> dict[str, Any]:
+    """Form of what a private run saves of a model, by the noise generator (None: not at hand).
+
+    None stands for anything in it, too.
+    """
+    return {
+        "central": model.vector,
+        "optimizer": optimizer_form(options.optimizer, model.parameters),
+        "buffers": model.buffers(),
+        "noise_generator": None if generator is None else generator.get_state(),
+        "ledger": "",
+        "seed": 0,
+        "statistics": RECORD_FORM,
+    }

@@ -19,6 +19,9 @@ from pfl_bench.types import ConfigError, FederatedSplit, NormalizesByStatistics
 from privacy.noise.feature_statistics import FeatureStatistics, StatisticsSums, StatisticsWatch
 
 _BLOCK = 1024
+_OF_A_VECTOR = {"count": 0, "sum_squares": 0.0}
+# Of what ``release_statistics`` gives.
+RECORD_FORM = {"release_sha256": "", "mean": _OF_A_VECTOR, "square": _OF_A_VECTOR}
 
 
 def requested_statistics(

@@ -6,32 +6,24 @@ A sum before its noise, once kept "to debug", leaves the machine with the folder
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from pfl_bench.config.schema import RunConfig
+from pfl_bench.evaluation.evaluator import names_measured
 from pfl_bench.files import read_metrics
 from pfl_bench.runs.audit_file import ledger_digest
+from pfl_bench.runs.auditing.opened import OpenedRun
 from pfl_bench.runs.checkpoint import steps_saved
 from pfl_bench.runs.environment import PACKAGES
 from pfl_bench.simulation.devices.timeline import TIMELINES, RoundTimeline
 from pfl_bench.simulation.devices.trace_file import DEVICES
+from pfl_bench.types import UserInputError
 from pfl_bench.types.layouts import LAYOUTS, unnamed
-from privacy.audit import values
 
-# Members of a checkpoint by those above; what stands under None is of a plug-in, or compared.
-_FEDERATED = {
-    "central": None,
-    "mechanism": None,
-    "private": dict.fromkeys(("history", "canaries", "ledger", "seed")),
-    "clients": None,
-}
-_OF_EXAMPLES = dict.fromkeys(
-    ("central", "buffers", "noise_generator", "ledger", "seed", "statistics")
-)
-_RUN = dict.fromkeys(("version", "step", "best", "costs", "divergence", "settings", "seconds"))
-# Scalars of a step; those of simulated systems and of time say nothing of the data's values.
+# Scalars of a step.
 _SCALARS = {
     "train": (
         "loss", "step_loss", "num_examples", "step_examples", "num_steps", "num_nonfinite",
@@ -43,8 +35,14 @@ _SCALARS = {
         "epsilon_simulated", "epsilon_actual",
     ),
     "canaries": ("right", "trials"),
+    "systems": (
+        "steps", "examples", "flops", "bytes_down", "bytes_up", "total_flops", "total_bytes_down",
+        "total_bytes_up", "simulated_seconds", "selected", "counted", "stragglers", "lost",
+        "total_simulated_seconds", "total_waited_seconds", "total_stragglers", "total_lost",
+    ),
+    "time": ("round_seconds",),
 }  # fmt: skip
-_FREE = ("systems", "time")
+_KNOWN = {f"{group}/{name}" for group, names in _SCALARS.items() for name in names}
 _FILES = (
     "config.yaml", "environment.json", "metrics.jsonl", "ledger.jsonl", "privacy.json",
     "summary.json", "checkpoints", "run.log", "report.html", "audit.json", "canaries.json",
@@ -56,19 +54,6 @@ _FILES = (
 TEXTS = ("run.log", "report.html")
 
 
-def members(state: Mapping[str, Any], config: RunConfig) -> Iterator[str]:
-    """Dotted names of a checkpoint's members that no run of this configuration saves."""
-    if config.federated is not None:
-        form, optimizer = _FEDERATED, config.federated.central_optimizer
-    else:
-        assert config.central is not None  # a private run is of one of the two
-        form, optimizer = _OF_EXAMPLES, config.central.optimizer
-    # Without momentum, gradient descent remembers nothing.
-    is_plain = optimizer.name == "sgd" and not optimizer.momentum
-    kept: dict[str, Any] = {"state": {} if is_plain else None, "param_groups": None}
-    return values.unnamed(state, {**_RUN, "trainer": {**form, "optimizer": kept}})
-
-
 def environment(environment: Mapping[str, Any]) -> Iterator[str]:
     """Dotted names of members of ``environment.json`` that no run writes."""
     yield from unnamed(environment, LAYOUTS["environment.json"])
@@ -77,11 +62,10 @@ def environment(environment: Mapping[str, Any]) -> Iterator[str]:
         yield from (f"packages.{name}" for name in packages if name not in PACKAGES)
 
 
-def results(summary: Mapping[str, Any], splits: Collection[str]) -> Iterator[str]:
-    """Dotted names of members of ``summary.json`` that no run that evaluates ``splits`` writes."""
+def results(summary: Mapping[str, Any], measured: Collection[str]) -> Iterator[str]:
+    """Dotted names of members of ``summary.json`` that no run with this evaluation writes."""
     yield from unnamed(summary, LAYOUTS["summary.json"])
-    measured = summary.get("metrics") or {}
-    yield from (f"metrics.{name}" for name in measured if name.partition("/")[0] not in splits)
+    yield from (f"metrics.{name}" for name in summary.get("metrics") or {} if name not in measured)
 
 
 def unasked_files(folder: Path, config: RunConfig) -> list[str]:
@@ -101,14 +85,20 @@ def timelines(folder: Path) -> list[str]:
     return sorted(set().union(*read_metrics(folder / TIMELINES)) - known)
 
 
-def scalars(rows: Iterable[Mapping[str, Any]], splits: Collection[str]) -> list[str]:
-    """Names of scalars that no run with these evaluated splits writes."""
-    found = set().union(*rows) - {"round"}
-    return sorted(name for name in found if not _is_known(*name.partition("/")[::2], splits))
+def scalars(rows: Iterable[Mapping[str, Any]], measured: Collection[str]) -> list[str]:
+    """Names of scalars of rounds that no run with this evaluation writes."""
+    return sorted(set().union(*rows) - _KNOWN - {"round", *measured})
 
 
-def _is_known(group: str, name: str, splits: Collection[str]) -> bool:
-    return group in splits or group in _FREE or name in _SCALARS.get(group, ())
+def measured(run: OpenedRun, found: Iterable[str]) -> set[str]:
+    """Names of what evaluation measures; without data or model, those ``found`` of its splits."""
+    config = run.resolved.config
+    # What cannot be evaluated here is not measured again either, which says why.
+    with suppress(UserInputError, ValueError, RuntimeError, TypeError, IndexError):
+        if not isinstance(run.opened, str):
+            return names_measured(config, *run.opened)
+    splits = {*config.evaluation.splits, *config.evaluation.final_splits}
+    return {name for name in found if name.partition("/")[0] in splits}
 
 
 def replaced_lines(folder: Path, resumptions: Any) -> Iterator[str]:

@@ -22,7 +22,7 @@ from pfl_bench.federated.parts import build_algorithm
 from pfl_bench.files import read_json, read_metrics
 from pfl_bench.metrics import lower_is_better
 from pfl_bench.runs.audit_file import LEDGER_FILE
-from pfl_bench.runs.auditing import foreign, seeds
+from pfl_bench.runs.auditing import foreign, saved_form, seeds
 from pfl_bench.runs.auditing.opened import OpenedRun, rebuild
 from pfl_bench.runs.auditing.replay import make_replay
 from pfl_bench.runs.base_plan import compose_of, configured_of
@@ -55,27 +55,29 @@ def gather_inputs(run: OpenedRun, statement: Mapping[str, Any]) -> AuditInputs:
     folder, resolved = run.folder, run.resolved
     is_federated = resolved.config.federated is not None
     others: list[str] = []
-    read = []
+    rows = read_metrics(folder / METRICS_FILE) if (folder / METRICS_FILE).is_file() else None
+    summary, canaries = (read_json(folder / name) for name in ("summary.json", "canaries.json"))
+    read, starts, form = [], list[Any](), saved_form.saved_form(run)
+    lines = {row["round"]: row for row in rows or ()}
     for path in steps_saved(folder / "checkpoints").values():
         state = load(path)
         read.append(_read_saved(path, state))
-        others += (
-            f"{path.name}: {name}: no run saves it"
-            for name in foreign.members(state, resolved.config)
-        )
+        watched, row = state.get("divergence"), lines.get(read[-1][0].rounds, {})
+        starts.append(watched.get("start") if isinstance(watched, Mapping) else None)
+        found = saved_form.problems(run, form, state, row, summary or {}, starts[0])
+        others += (f"{path.name}: {problem}" for problem in found)
     saved, seed = read[-1] if read else (None, None)
-    rows = read_metrics(folder / METRICS_FILE) if (folder / METRICS_FILE).is_file() else None
-    evaluated = {*resolved.config.evaluation.splits, *resolved.config.evaluation.final_splits}
+    stated = (summary or {}).get("metrics") or {}
+    measured = foreign.measured(run, {*stated}.union(*rows or ()))
     others += foreign.replaced_lines(folder, run.recorded("resumptions"))
     others += (
         f"{name}: no run of this configuration writes it"
         for name in foreign.unasked_files(folder, resolved.config)
     )
-    summary, canaries = (read_json(folder / name) for name in ("summary.json", "canaries.json"))
     for file, names in (
-        (METRICS_FILE, foreign.scalars(rows or (), evaluated)),
+        (METRICS_FILE, foreign.scalars(rows or (), measured)),
         ("environment.json", foreign.environment(run.environment)),
-        ("summary.json", foreign.results(summary or {}, evaluated)),
+        ("summary.json", foreign.results(summary or {}, measured)),
         ("canaries.json", unnamed(canaries or {}, LAYOUTS["canaries.json"])),
         (TIMELINES, foreign.timelines(folder)),
     ):

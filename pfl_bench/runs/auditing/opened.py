@@ -22,10 +22,10 @@ from pfl_bench.rng import Purpose, seed_torch
 from pfl_bench.simulation.devices.cohorts import open_devices
 from pfl_bench.simulation.devices.devices import Devices
 from pfl_bench.trainers.central import make_central_plan
-from pfl_bench.types import Task, UserInputError
+from pfl_bench.types import Participants, Task, UserInputError
 from privacy.audit.inputs import DataAtHand, Rebuilt
 from privacy.errors import PrivacyError
-from privacy.plan.plan import tensor_digest
+from privacy.plan.plan import PrivacyPlan, tensor_digest
 from privacy.statement.statement import PrivacyStatement, Status
 
 
@@ -76,6 +76,17 @@ class OpenedRun:
         # Nothing is computed by it: any machine has this one.
         forward = Forward(model.module, task, model.device)
         return FederatedParts.of(RunParts(self.resolved, task, model, forward))
+
+    @functools.cached_property
+    def federated(self) -> tuple[FederatedParts, Participants, PrivacyPlan | None]:
+        """Parts, participants and plan of a federated run whose data are open, before any round.
+
+        UserInputError, PrivacyError or OSError where the configuration cannot be run here.
+        """
+        parts = self.parts()
+        seed = self.resolved.config.seed
+        participants = build_participants(parts, self.devices, seed, self.folder)
+        return parts, participants, make_federated_plan(parts, participants)
 
 
 def open_run(folder: Path, resolved: ResolvedConfig) -> OpenedRun:
@@ -134,9 +145,7 @@ def _stated(
 ) -> PrivacyStatement | None:
     config = run.resolved.config
     if config.central is None:
-        parts = run.parts()
-        participants = build_participants(parts, run.devices, config.seed, run.folder)
-        plan = make_federated_plan(parts, participants)
+        plan = run.federated[2]
         return None if plan is None else plan.statement(plan.planned_rounds, status)
     of_examples = make_central_plan(run.resolved, task.split("train"), model)
     if of_examples is None:

@@ -2,9 +2,9 @@
 
 Guarantee: what names the run (row, task, data, seed, size) is compared with its configuration and
 the data as they are opened today; the best values, the selection, costs and divergence with
-``metrics.jsonl``; canaries with their file; and the final metrics, where the model is in a
-checkpoint and time allows, with those of the model. What was measured between rounds, and the loss
-at the start, are the run's word alone: no checkpoint keeps the model of each round. Seconds are
+``metrics.jsonl``; canaries with their file; the loss at the start with that of the model as it is
+built today; and the final metrics, and those of rounds of which a checkpoint has the model, with
+those of the model, where time allows. Metrics of other rounds are the run's word alone. Seconds are
 recorded nowhere else, and published numbers are compared anew by whoever shows them.
 """
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -28,8 +29,9 @@ from pfl_bench.metrics import MetricDirections, is_spread
 from pfl_bench.profiling import one_thread
 from pfl_bench.runs.auditing.inputs import METRICS_FILE
 from pfl_bench.runs.auditing.opened import OpenedRun
-from pfl_bench.runs.checkpoint import load_latest
+from pfl_bench.runs.checkpoint import load, load_latest, steps_saved
 from pfl_bench.runs.divergence import DivergenceWatch
+from pfl_bench.runs.preparing import loss_at_start
 from pfl_bench.runs.published import best_over_rounds
 from pfl_bench.types import UserInputError, as_float
 from pfl_bench.types.results import CANARIES_IN_SUMMARY, STEP_NAMES
@@ -41,12 +43,14 @@ from privacy.plan.plan import tensor_digest
 NAME = "outcome"
 _CLAIM = (
     "The summary is of this configuration and these data; its metrics, and those of the "
-    "rounds whose models the newest checkpoint has, are what these models come to."
+    "rounds whose models checkpoints have, are what these models come to."
 )
 # Of a metric (of 1, where it is below): what other arithmetic makes of it, and more.
 _TOLERANCE = 0.01
 # Of a split, a first part shows how long the whole takes.
 _PARTS = 64
+# Older checkpoints whose models are evaluated again, at most.
+_OLDER = 2
 # Far beyond any cost: sums of more leave what a float holds.
 _ENDLESS = 1e100
 # Of each round, in metrics.jsonl: coins of canaries that are guessed right, and all.
@@ -87,10 +91,11 @@ def check_outcome(
         is_other = not json_equal(summary.get(key), to_json_value(own))
         found.add(is_other, f"{key} is not what {METRICS_FILE} comes to")
     found.problems += _canary_problems(read_json(run.folder / "canaries.json") or {}, rows)
+    differing = [*_other_start(run, saved or {})]
     try:
-        differing, text = _metrics(run, summary, saved, rows, seconds)
+        text = _metrics(run, summary, saved, rows, seconds, differing)
     except SkippedError as error:
-        return conclude(NAME, _CLAIM, found.seen(f"its names; metrics not computed anew: {error}"))
+        text = f"its names; metrics not computed anew: {error}"
     if differing and not is_of_this_machine and not found.problems:
         text = f"by other code or another machine than the run's, {'; '.join(differing)}"
         return Check(NAME, IncompleteError.outcome, _CLAIM, text)
@@ -210,14 +215,24 @@ def _recorded(
     }
 
 
+def _other_start(run: OpenedRun, saved: Mapping[str, Any]) -> Iterator[str]:
+    """The loss at the start, if it is not that of the initial model as it is built today."""
+    watched, name = saved.get("divergence"), "divergence.start"
+    if isinstance(watched, Mapping) and not isinstance(run.opened, str) and run.is_known_model:
+        with suppress(UserInputError):
+            own = {name: loss_at_start(run.resolved, run.opened[0])}
+            yield from _differing({name: to_json_value(as_number(watched.get("start")))}, own)
+
+
 def _metrics(
     run: OpenedRun,
     summary: Mapping[str, Any],
     saved: Mapping[str, Any] | None,
     rows: Sequence[Mapping[str, Any]],
     seconds: float,
-) -> tuple[list[str], str]:
-    """Final metrics that are not what the model comes to, and what was looked at."""
+    differing: list[str],
+) -> str:
+    """Put metrics that are not what the model comes to with what differs; what was looked at."""
     assert not isinstance(run.opened, str)
     (task, model), config = run.opened, run.resolved.config
     stated = summary.get("metrics") or {}
@@ -231,13 +246,13 @@ def _metrics(
         raise SkippedError("no checkpoint has the model that was evaluated")
     if tensor_digest(vector) != summary.get("model_sha256"):
         raise SkippedError("the newest checkpoint has another model: see central_chain")
-    before, differing, seen = model.vector.clone(), list[str](), list[str]()
+    before, seen = model.vector.clone(), list[str]()
     try:
         forward = build_forward(run.resolved, task, model)
         evaluator = Evaluator(config, task, model, forward, None)
         for at, values, names, said in (
             ("", vector, config.evaluation.final_splits, stated),
-            *_evaluated(saved, rows, model.vector, config.evaluation.splits),
+            *_evaluated(run, saved, rows, model.vector),
         ):
             model.vector.copy_(values)
             started = time.monotonic()
@@ -257,28 +272,35 @@ def _metrics(
         raise SkippedError(str(error)) from None
     finally:
         model.vector.copy_(before)
-    return differing, "; ".join(["its names", *seen])
+    return "; ".join(["its names", *seen])
 
 
 def _evaluated(
+    run: OpenedRun,
     saved: Mapping[str, Any] | None,
     rows: Sequence[Mapping[str, Any]],
     like: torch.Tensor,
-    splits: Sequence[str],
 ) -> Iterator[tuple[str, torch.Tensor, Sequence[str], Mapping[str, Any]]]:
-    """Models of a checkpoint that were evaluated on the way, with their lines of metrics.
+    """Models of checkpoints that were evaluated on the way, with their lines of metrics.
 
-    They are the central parameters, and those of the selected round.
+    They are the central parameters, and those of the selected round, of the newest checkpoint,
+    ``saved``; then the central parameters of older ones.
     """
     assert saved is not None
-    best, lines = saved.get("best") or {}, {row["round"]: row for row in rows}
-    central = saved["step"], saved["trainer"].get("central")
+    splits = run.resolved.config.evaluation.splits
+    measured = {f"{split}/num_examples" for split in splits}
+    lines = {row["round"]: row for row in rows if not measured.isdisjoint(row)}
+    best, paths = saved.get("best") or {}, steps_saved(run.folder / "checkpoints")
+    older = [step for step in paths if step in lines and step < saved["step"]][-_OLDER:]
     known: dict[Any, torch.Tensor] = {}
-    for number, vector in (central, (best.get("index"), best.get("vector"))):
-        row = lines.get(number, {}) if isinstance(number, int) else {}
-        if not any(f"{split}/num_examples" in row for split in splits):
-            continue
-        if not isinstance(vector, torch.Tensor) or vector.shape != like.shape:
+    for number, vector in (
+        (saved["step"], saved["trainer"].get("central")),
+        (best.get("index"), best.get("vector")),
+        *((step, load(paths[step])["trainer"].get("central")) for step in reversed(older)),
+    ):
+        row = lines.get(number) if isinstance(number, int) else None
+        is_one = isinstance(vector, torch.Tensor) and vector.shape == like.shape
+        if row is None or not is_one:
             continue
         # The last round is often the selected one, too: one model is evaluated once.
         if number not in known or not torch.equal(known[number], vector):

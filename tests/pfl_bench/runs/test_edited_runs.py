@@ -211,12 +211,20 @@ def halved(row: dict[str, Any]) -> None:
     row["privacy/epsilon_actual"] /= 2.0
 
 
-def kept_in_checkpoint(change: Change) -> Edit:
+def state_edit(change: Change) -> Edit:
     def edit(folder: Path) -> None:
         for path in (folder / "checkpoints").glob("step-*.pt"):
-            change_checkpoint(path, lambda state: change(state["trainer"]))
+            change_checkpoint(path, change)
 
     return edit
+
+
+def kept_in_checkpoint(change: Change) -> Edit:
+    return state_edit(lambda state: change(state["trainer"]))
+
+
+def put_as(name: str, row: dict[str, Any]) -> None:
+    row[name] = 1.0
 
 
 def put_in(place: str, document: dict[str, Any]) -> None:
@@ -235,9 +243,13 @@ def put_in_each(place: str, lines: list[dict[str, Any]]) -> None:
 
 EDITS: dict[str, tuple[Edit, set[str]]] = {
     "an epsilon on the way": (metrics_edit(halved), {"metrics"}),
-    "a sum in the metrics": (
-        metrics_edit(lambda row: row.update({"train/sum_0": 1.0})),
-        {"folder"},
+    **{
+        f"in the metrics: {name}": (metrics_edit(partial(put_as, name)), {"folder"})
+        for name in ("train/sum_0", "systems/mean_norm", "val/update_norm", "time/raw_norm")
+    },
+    "a norm for the loss at the start": (
+        state_edit(lambda state: state["divergence"].update(start=7.5)),
+        {"outcome"},
     ),
     "a sum in the checkpoint": (
         kept_in_checkpoint(lambda trainer: trainer.update(debug=trainer["central"].clone())),
@@ -442,6 +454,25 @@ def test_what_the_lines_of_metrics_show_is_not_hidden(
     _, checks = audited(folder)
     assert checks["outcome"].outcome == "failed"
     assert f"{key} is not what metrics.jsonl comes to" in checks["outcome"].evidence
+
+
+def test_metrics_of_older_checkpoints_are_those_of_their_models(tmp_path: Path) -> None:
+    often = {"checkpoint__every": 2, "checkpoint__keep": 4, "evaluation__every": 1}
+    run(make_config("private_federated", privacy__nonce=None, **often), tmp_path / "run")
+    path = tmp_path / "run" / "metrics.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [row["round"] for row in rows] == [1, 2, 3, 4, 5, 6]
+
+    def check() -> Check:
+        checks = audit_run(tmp_path / "run", 1, recompute="first").checks
+        return next(check for check in checks if check.name == "outcome")
+
+    assert check().outcome == "passed"
+    for number in (2, 4):
+        other = rows[number - 1] | {"val/loss": rows[number - 1]["val/loss"] + 1.0}
+        changed = [*rows[: number - 1], other, *rows[number:]]
+        path.write_text("".join(json.dumps(row) + "\n" for row in changed))
+        assert f"round {number}: val/loss is " in check().evidence
 
 
 def test_an_edited_run_of_examples_fails(tmp_path: Path) -> None:
