@@ -21,19 +21,17 @@ Source: Kalinin, McKenna, Upadhyay, Lampert 2025, "Back to square roots"; Kalini
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import Field
-from torch import Tensor
 
 from privacy.description import Inverse
-from privacy.mechanism import NoiseScale, NormalSource, check_state_keys
+from privacy.mechanism import NoiseScale, NormalSource
 from privacy.noise.clipped_sum import ClipOptions
-from privacy.noise.correlated_noise import CHUNK, check_bands, check_length, check_vectors
+from privacy.noise.correlated_noise import CHUNK, check_bands, check_length
 from privacy.noise.toeplitz_noise import TOEPLITZ, ToeplitzSum, check_planned
 
 DESCRIPTION = TOEPLITZ
@@ -68,51 +66,41 @@ class BandedInverseSquareRoot(ToeplitzSum):
 
     def __init__(self, options: Options, noise: NoiseScale) -> None:
         check_bands(options.bands, noise)
-        super().__init__(options.clip_norm, noise)
-        self._options = options
+        super().__init__(options, noise)
+        self._bands = options.bands
         self._strategy: Inverse | None = None
-        # The last draws, the latest first; a tensor is never changed.
-        self._last: list[Tensor] = []
 
     @property
     def strategy(self) -> Inverse:
         """C, where rounds are planned."""
         if self._strategy is None:
             rounds = check_planned(self.name, self._noise)
-            self._strategy = inverse_square_root(self._options.bands, rounds)
+            self._strategy = inverse_square_root(self._bands, rounds)
         return self._strategy
 
     def noise_column(self, rounds: int) -> NDArray[np.float64]:
         """First column of C^-1, shape (rounds,)."""
-        column = np.zeros(max(rounds, self._options.bands))
-        column[: self._options.bands] = self.strategy.inverse
+        column = np.zeros(max(rounds, self._bands))
+        column[: self._bands] = self.strategy.inverse
         return column[:rounds]
 
     def _next_noise(self, rng: NormalSource, length: int) -> NDArray[np.float64]:
         """The coming row of C^-1 Z, of ``length`` normal draws; shape (length,)."""
-        check_length(self._last, length)
+        check_length(self._kept, length)
         first, *later = self.strategy.inverse
         noise = rng.standard_normal(length)
         newest = torch.from_numpy(noise.astype(np.float32))
         for start in range(0, length, CHUNK):
             part = noise[start : start + CHUNK]
             part *= first
-            for weight, vector in zip(later, self._last, strict=False):
+            for weight, vector in zip(later, self._kept, strict=False):
                 part += vector.numpy()[start : start + CHUNK].astype(np.float64) * weight
-        self._last = [newest, *self._last][: len(later)]
+        self._kept = [newest, *self._kept][: len(later)]
         return noise
 
-    def state_dict(self) -> dict[str, Any]:
-        """Rounds that were released, and the last draws."""
-        return {"rounds": self._rounds, "noise": list(self._last)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what ``state_dict`` gave."""
-        check_state_keys(self.name, state, {"rounds", "noise"})
-        rounds = int(state["rounds"])
-        kept = min(rounds, self._options.bands - 1) if self._noise.noise_multiplier else 0
-        self._last = check_vectors(self.name, state["noise"], kept)
-        self._rounds, self._profile = rounds, None
+    def _num_kept(self, rounds: int) -> int:
+        """The last draws, the latest first."""
+        return min(rounds, self._bands - 1)
 
 
 def build(options: Options, noise: NoiseScale) -> BandedInverseSquareRoot:

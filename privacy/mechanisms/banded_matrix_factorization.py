@@ -39,34 +39,24 @@ theorem 2.1 (adaptivity).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
-from torch import Tensor
 
-from privacy.amplification import Composition, Participation, sampled_gaussian
-from privacy.description import FRESH, SAME_COEFFICIENTS, Description
-from privacy.errors import PlanError, PrivacyError
-from privacy.mechanism import NoiseScale, NormalSource, check_state_keys
+from privacy.amplification import Participation
+from privacy.description import FRESH, Description
+from privacy.errors import PlanError
+from privacy.mechanism import NoiseScale
 from privacy.noise.clipped_sum import ClipOptions
-from privacy.noise.correlated_noise import (
-    CorrelatedSum,
-    check_bands,
-    check_setting,
-    check_vectors,
-    pattern_squared_sensitivity,
-    solve_row_,
-    unamplified,
-)
+from privacy.noise.correlated_noise import BandedSum, pattern_squared_sensitivity
 from privacy.noise.factorization import (
-    lag_correlations,
-    noise_stddevs,
+    noise_coefficients,
     optimized_coefficients,
     square_root_coefficients,
+    toeplitz_profile,
 )
 from privacy.noise.toeplitz_noise import TOEPLITZ
 
@@ -89,7 +79,7 @@ class Options(ClipOptions):
     strategy: Literal["square_root", "optimized"] = "optimized"
 
 
-class BandedMatrixFactorization(CorrelatedSum):
+class BandedMatrixFactorization(BandedSum):
     """Clip to a fixed bound, sum, add correlated noise, divide by the configured cohort size.
 
     More bands than planned rounds are refused.
@@ -98,12 +88,8 @@ class BandedMatrixFactorization(CorrelatedSum):
     name = "banded_matrix_factorization"
 
     def __init__(self, options: Options, noise: NoiseScale) -> None:
-        check_bands(options.bands, noise)
-        super().__init__(options.clip_norm, noise)
-        self._options = options
-        self._strategy: NDArray[np.float64] | None = None
-        # Noise of the last rounds at multiplier 1, the latest first; a tensor is never changed.
-        self._last: list[Tensor] = []
+        super().__init__(options, options.bands, noise)
+        self._is_optimized = options.strategy == "optimized"
 
     @property
     def coefficients(self) -> NDArray[np.float64]:
@@ -112,82 +98,40 @@ class BandedMatrixFactorization(CorrelatedSum):
         Raises:
             PlanError: They are to be optimized for rounds that nobody has planned.
         """
-        if self._strategy is None:
-            bands = self._options.bands
-            if self._options.strategy == "square_root":
-                self._strategy = square_root_coefficients(bands)
-            elif bands > 1 and not self._noise.num_rounds:
-                raise PlanError(
-                    "strategy optimized needs the number of rounds that it is optimized for, but "
-                    "none is planned; set num_rounds, or strategy: square_root"
-                )
-            else:
-                self._strategy = optimized_coefficients(max(self._noise.num_rounds, 1), bands)
-        return self._strategy
+        return self._found()
+
+    def _find_strategy(self) -> NDArray[np.float64]:
+        rounds = self._noise.num_rounds
+        if not self._is_optimized:
+            return square_root_coefficients(self._bands)
+        if self._bands > 1 and not rounds:
+            raise PlanError(
+                "strategy optimized needs the number of rounds that it is optimized for, but "
+                "none is planned; set num_rounds, or strategy: square_root"
+            )
+        return optimized_coefficients(max(rounds, 1), self._bands)
 
     @property
     def description(self) -> Description:  # type: ignore[override]
         """With the column of C, unless it is to be optimized for rounds that nobody has planned."""
-        if self._options.bands == 1:
+        if self._bands == 1:
             return replace(DESCRIPTION, strategy=FRESH)
-        if self._options.strategy == "optimized" and not self._noise.num_rounds:
+        if self._is_optimized and not self._noise.num_rounds:
             return DESCRIPTION
         return replace(DESCRIPTION, strategy=tuple(self.coefficients.tolist()))
 
-    def composition(
-        self, participation: Participation, noise_multiplier: float, rounds: int
-    ) -> Composition:
-        """Poisson-sampled Gaussians, one a round of a user, where that is proved; else one."""
-        bands = self._options.bands
-        if bands == 1:
-            return sampled_gaussian(participation, noise_multiplier, rounds)
-        check_setting(self._noise, participation, noise_multiplier, rounds)
-        if participation.scheme.is_independent and participation.min_separation >= bands:
-            return sampled_gaussian(participation, noise_multiplier, rounds)
-        squared = pattern_squared_sensitivity(lambda: self.coefficients, participation, int(rounds))
-        return unamplified(self.name, participation, noise_multiplier, squared)
-
-    def _next_noise(self, rng: NormalSource, length: int) -> NDArray[np.float64]:
-        """The coming row of C^-1 Z, of ``length`` normal draws; shape (length,)."""
-        return self._correlated(rng.standard_normal(length))
+    def _squared_sensitivity(self, participation: Participation, rounds: int) -> float:
+        return pattern_squared_sensitivity(lambda: self.coefficients, participation, rounds)
 
     def _noise_profile(self, rounds: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        return noise_stddevs(self.coefficients, rounds), lag_correlations(self.coefficients, rounds)
+        return toeplitz_profile(noise_coefficients(self.coefficients, rounds))
 
-    def _correlated(self, draws: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Solve the next row of C Y = Z for Y, in place, and remember it."""
-        weights = self.coefficients.tolist()
-        self._last = solve_row_(draws, weights, self._last)[: len(weights) - 1]
-        return draws
+    def _weights(self) -> list[float]:
+        weights: list[float] = self.coefficients.tolist()
+        return weights
 
-    def state_dict(self) -> dict[str, Any]:
-        """Rounds that were released, the strategy, and the noise that the next ones take back."""
-        return {
-            "rounds": self._rounds,
-            "coefficients": self.coefficients.tolist(),
-            "noise": list(self._last),
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what ``state_dict`` gave.
-
-        The saved coefficients are taken, so that a last bit that another machine finds differently
-        does not change C in the middle of a run.
-        """
-        check_state_keys(self.name, state, {"rounds", "coefficients", "noise"})
-        rounds, saved = int(state["rounds"]), np.array(state["coefficients"], dtype=np.float64)
-        if saved.shape != self.coefficients.shape or not np.allclose(
-            saved, self.coefficients, rtol=0.0, atol=SAME_COEFFICIENTS
-        ):
-            raise PrivacyError(
-                f"the saved strategy of the {self.name} mechanism is another than bands "
-                f"{self._options.bands}, strategy {self._options.strategy} and num_rounds "
-                f"{self._noise.num_rounds} give; resume with the configuration that the run was "
-                "started with"
-            )
-        kept = min(rounds, self._options.bands - 1) if self._noise.noise_multiplier else 0
-        self._last = check_vectors(self.name, state["noise"], kept)
-        self._rounds, self._strategy, self._profile = rounds, saved, None
+    def _saved_strategy(self) -> dict[str, Any]:
+        return {"coefficients": self._weights()}
 
 
 def build(options: Options, noise: NoiseScale) -> BandedMatrixFactorization:

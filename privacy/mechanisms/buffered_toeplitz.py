@@ -20,22 +20,18 @@ Source: Dvijotham, McMahan, Pillutla, Steinke, Thakurta 2024 (arXiv 2404.16706);
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Annotated, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import Field
-from torch import Tensor
 
 from privacy.description import Buffers
-from privacy.errors import PrivacyError
-from privacy.mechanism import NoiseScale, NormalSource, check_state_keys
+from privacy.mechanism import NoiseScale, NormalSource
 from privacy.noise.buffered_toeplitz import noise_column, optimized_buffers
 from privacy.noise.clipped_sum import ClipOptions
-from privacy.noise.correlated_noise import check_length, check_vectors
+from privacy.noise.correlated_noise import check_length
 from privacy.noise.toeplitz_noise import TOEPLITZ, ToeplitzSum, check_planned
 
 DESCRIPTION = TOEPLITZ
@@ -58,20 +54,16 @@ class BufferedToeplitz(ToeplitzSum):
     name = "buffered_toeplitz"
 
     def __init__(self, options: Options, noise: NoiseScale) -> None:
-        super().__init__(options.clip_norm, noise)
-        self._options = options
+        super().__init__(options, noise)
+        self._num_buffers = options.buffers
         self._strategy: Buffers | None = None
-        # The buffers at multiplier 1; a tensor is never changed. Empty before the first round.
-        self._buffers: list[Tensor] = []
 
     @property
     def strategy(self) -> Buffers:
         """C, where rounds are planned; found when first needed, not when built."""
         if self._strategy is None:
             rounds = check_planned(self.name, self._noise)
-            self._strategy = optimized_buffers(
-                rounds, self._options.buffers, self._noise.separation
-            )
+            self._strategy = optimized_buffers(rounds, self._num_buffers, self._noise.separation)
         return self._strategy
 
     def noise_column(self, rounds: int) -> NDArray[np.float64]:
@@ -80,46 +72,27 @@ class BufferedToeplitz(ToeplitzSum):
 
     def _next_noise(self, rng: NormalSource, length: int) -> NDArray[np.float64]:
         """The coming row of C^-1 Z, of ``length`` normal draws; shape (length,)."""
-        check_length(self._buffers, length)
+        check_length(self._kept, length)
         strategy = self.strategy
         noise = rng.standard_normal(length)
         noise /= strategy.first
-        for weight, vector in zip(strategy.weights, self._buffers, strict=False):
+        for weight, vector in zip(strategy.weights, self._kept, strict=False):
             noise -= weight * vector.numpy().astype(np.float64)
-        kept = self._buffers or [torch.zeros(length)] * len(strategy.decays)
+        kept = self._kept or [torch.zeros(length)] * len(strategy.decays)
         newest = torch.from_numpy(noise.astype(np.float32))
-        self._buffers = [
+        self._kept = [
             decay * vector + newest for decay, vector in zip(strategy.decays, kept, strict=True)
         ]
         return noise
 
-    def state_dict(self) -> dict[str, Any]:
-        """Rounds that were released, the strategy and the buffers."""
-        strategy = {
-            key: list(value) if isinstance(value, tuple) else value
-            for key, value in asdict(self.strategy).items()
-        }
-        return {"rounds": self._rounds, "strategy": strategy, "noise": list(self._buffers)}
+    def _num_kept(self, rounds: int) -> int:
+        """The buffers, from the first round on."""
+        return self._num_buffers if rounds else 0
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what ``state_dict`` gave."""
-        check_state_keys(self.name, state, {"rounds", "strategy", "noise"})
-        rounds, saved = int(state["rounds"]), state["strategy"]
-        own = self.strategy
-        if not isinstance(saved, Mapping) or (
-            saved.get("first"),
-            tuple(saved.get("weights", ())),
-            tuple(saved.get("decays", ())),
-        ) != (own.first, own.weights, own.decays):
-            raise PrivacyError(
-                f"the saved strategy of the {self.name} mechanism is another than "
-                f"{self._options.buffers} buffers, num_rounds {self._noise.num_rounds} and "
-                f"separation {self._noise.separation} give; resume with the configuration, and on "
-                "a machine like the one, that the run was started with"
-            )
-        kept = len(own.decays) if rounds and self._noise.noise_multiplier else 0
-        self._buffers = check_vectors(self.name, state["noise"], kept)
-        self._rounds, self._profile = rounds, None
+    def _saved_strategy(self) -> dict[str, Any]:
+        strategy = self.strategy
+        columns = {"weights": list(strategy.weights), "decays": list(strategy.decays)}
+        return {"strategy": {"first": strategy.first, **columns}}
 
 
 def build(options: Options, noise: NoiseScale) -> BufferedToeplitz:

@@ -27,7 +27,6 @@ Source: Choquette-Choo et al. 2023 (arXiv 2306.08153), algorithm 1, theorems 2, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -35,22 +34,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import Field
-from torch import Tensor
 
-from privacy.amplification import Composition, Participation, sampled_gaussian
-from privacy.description import FRESH, SAME_COEFFICIENTS, Columns, Description
-from privacy.errors import PlanError, PrivacyError
-from privacy.mechanism import NoiseScale, NormalSource, check_state_keys
+from privacy.amplification import Participation
+from privacy.description import FRESH, Columns, Description
+from privacy.errors import PlanError
+from privacy.mechanism import NoiseScale
 from privacy.noise.banded_columns import noise_profile, optimized_columns
 from privacy.noise.clipped_sum import ClipOptions
-from privacy.noise.correlated_noise import (
-    CorrelatedSum,
-    check_bands,
-    check_setting,
-    check_vectors,
-    solve_row_,
-    unamplified,
-)
+from privacy.noise.correlated_noise import BandedSum
 from privacy.noise.toeplitz_noise import TOEPLITZ, check_planned
 
 DESCRIPTION = TOEPLITZ
@@ -68,7 +59,7 @@ class Options(ClipOptions):
     bands: Annotated[int, Field(ge=1)]
 
 
-class ColumnNormalizedBanded(CorrelatedSum):
+class ColumnNormalizedBanded(BandedSum):
     """Clip to a fixed bound, sum, add correlated noise, divide by the configured cohort size.
 
     More bands than planned rounds are refused.
@@ -77,12 +68,7 @@ class ColumnNormalizedBanded(CorrelatedSum):
     name = "column_normalized_banded"
 
     def __init__(self, options: Options, noise: NoiseScale) -> None:
-        check_bands(options.bands, noise)
-        super().__init__(options.clip_norm, noise)
-        self._bands = options.bands
-        self._columns: NDArray[np.float64] | None = None
-        # Noise of the last rounds at multiplier 1, the latest first; a tensor is never changed.
-        self._last: list[Tensor] = []
+        super().__init__(options, options.bands, noise)
 
     @property
     def columns(self) -> NDArray[np.float64]:
@@ -92,9 +78,10 @@ class ColumnNormalizedBanded(CorrelatedSum):
             PlanError: No rounds are planned.
             PrivacyError: There are too many.
         """
-        if self._columns is None:
-            self._columns = optimized_columns(check_planned(self.name, self._noise), self._bands)
-        return self._columns
+        return self._found()
+
+    def _find_strategy(self) -> NDArray[np.float64]:
+        return optimized_columns(check_planned(self.name, self._noise), self._bands)
 
     @property
     def description(self) -> Description:  # type: ignore[override]
@@ -102,70 +89,27 @@ class ColumnNormalizedBanded(CorrelatedSum):
         strategy = FRESH if self._bands == 1 else Columns(self._bands)
         return replace(DESCRIPTION, strategy=strategy)
 
-    @property
-    def update_noise_multiplier(self) -> float:
-        """The largest of the planned rounds' noise, in multiples of clip_norm."""
-        if self._noise.noise_multiplier == 0.0:
-            return 0.0
-        stddevs, _ = noise_profile(self.columns)
-        return self._noise.noise_multiplier * float(stddevs.max())
-
-    def composition(
-        self, participation: Participation, noise_multiplier: float, rounds: int
-    ) -> Composition:
-        """Sampled Gaussians, or one Gaussian, of users whose rounds are ``bands`` apart or more."""
-        if self._bands == 1:
-            return sampled_gaussian(participation, noise_multiplier, rounds)
-        check_setting(self._noise, participation, noise_multiplier, rounds)
-        scheme, apart = participation.scheme, participation.min_separation
-        if scheme.pattern != "none" and apart < self._bands:
+    def _squared_sensitivity(self, participation: Participation, rounds: int) -> float:
+        """The rounds of a user, which are ``bands`` apart or more, else it is refused."""
+        apart = participation.min_separation
+        if participation.scheme.pattern != "none" and apart < self._bands:
             raise PlanError(
                 f"the mechanism {self.name} has {self._bands} bands, but two rounds of a user may "
                 f"be {apart} apart, so that columns overlap, for which no sensitivity is proved "
                 "here; set federated.separation to the bands or more (sampling cyclic_poisson or "
                 "selected), or take banded_matrix_factorization"
             )
-        if scheme.is_independent and apart >= self._bands:
-            return sampled_gaussian(participation, noise_multiplier, rounds)
-        most = float(participation.most_participations(int(rounds)))
-        return unamplified(self.name, participation, noise_multiplier, most)
+        return float(participation.most_participations(rounds))
 
     def _noise_profile(self, rounds: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         return noise_profile(self.columns)
 
-    def _next_noise(self, rng: NormalSource, length: int) -> NDArray[np.float64]:
-        """Solve the next row of C Y = Z for Y, of ``length`` normal draws; shape (length,)."""
-        row = self._rounds
-        # Of this row of C: the diagonal, and then one round back, two, ...
-        weights = [float(self.columns[row - lag, lag]) for lag in range(min(row + 1, self._bands))]
-        noise = rng.standard_normal(length)
-        self._last = solve_row_(noise, weights, self._last)[: self._bands - 1]
-        return noise
+    def _weights(self) -> list[float]:
+        row, columns = self._rounds, self.columns
+        return [float(columns[row - lag, lag]) for lag in range(min(row + 1, self._bands))]
 
-    def state_dict(self) -> dict[str, Any]:
-        """Rounds that were released, the strategy, and the noise that the next ones take back."""
-        columns = torch.from_numpy(self.columns.copy())
-        return {"rounds": self._rounds, "columns": columns, "noise": list(self._last)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what ``state_dict`` gave.
-
-        The saved columns are taken, so that a last bit that another machine finds differently does
-        not change C in the middle of a run.
-        """
-        check_state_keys(self.name, state, {"rounds", "columns", "noise"})
-        rounds, saved = int(state["rounds"]), state["columns"]
-        own = self.columns
-        good = isinstance(saved, Tensor) and saved.shape == own.shape
-        if not good or not np.allclose(saved.numpy(), own, rtol=0.0, atol=SAME_COEFFICIENTS):
-            raise PrivacyError(
-                f"the saved strategy of the {self.name} mechanism is another than bands "
-                f"{self._bands} and num_rounds {self._noise.num_rounds} give; resume with the "
-                "configuration that the run was started with"
-            )
-        kept = min(rounds, self._bands - 1) if self._noise.noise_multiplier else 0
-        self._last = check_vectors(self.name, state["noise"], kept)
-        self._rounds, self._columns, self._profile = rounds, saved.numpy(), None
+    def _saved_strategy(self) -> dict[str, Any]:
+        return {"columns": torch.from_numpy(self.columns.copy())}
 
 
 def build(options: Options, noise: NoiseScale) -> ColumnNormalizedBanded:

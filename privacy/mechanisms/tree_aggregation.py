@@ -33,28 +33,20 @@ Source: Kairouz et al. 2021 (arXiv 2103.00039), algorithm 1 and appendices B.1 a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import Field
-from torch import Tensor
 
-from privacy.amplification import Composition, Participation
+from privacy.amplification import Participation
 from privacy.description import OF_THE_BOUND, Description, Tree
 from privacy.errors import PlanError
-from privacy.mechanism import NoiseScale, NormalSource, check_state_keys
+from privacy.mechanism import NoiseScale, NormalSource
 from privacy.noise.clipped_sum import ClipOptions
-from privacy.noise.correlated_noise import (
-    CorrelatedSum,
-    check_length,
-    check_setting,
-    check_vectors,
-    unamplified,
-)
+from privacy.noise.correlated_noise import CorrelatedSum, check_length
 from privacy.noise.tree_factorization import (
     separated_tree_squared_sensitivity,
     tree_levels,
@@ -97,32 +89,16 @@ class TreeAggregation(CorrelatedSum):
                 "rounds, so that no tree would be restarted; set restart_every to null for one "
                 "tree, or to fewer rounds"
             )
-        super().__init__(options.clip_norm, noise)
-        self._options = options
+        super().__init__(options, noise)
+        self._restart_every = options.restart_every
         self.description = replace(DESCRIPTION, strategy=Tree(options.restart_every))
-        # Noise of the open nodes' estimates at multiplier 1, the highest node first: one for each
-        # 1 of the tree's rounds in base 2. A tensor is never changed.
-        self._open: list[Tensor] = []
 
-    @property
-    def update_noise_multiplier(self) -> float:
-        """The largest noise of a planned round's release, in multiples of clip_norm."""
-        rounds = self._noise.num_rounds or self._options.restart_every or 1
-        stddevs, _ = tree_noise_profile(rounds, self._options.restart_every)
-        return self._noise.noise_multiplier * float(stddevs.max())
-
-    def composition(
-        self, participation: Participation, noise_multiplier: float, rounds: int
-    ) -> Composition:
-        """One Gaussian mechanism: all nodes that so many rounds complete, of users in a pattern."""
-        check_setting(self._noise, participation, noise_multiplier, rounds)
-        apart, restart_every = participation.min_separation, self._options.restart_every
+    def _squared_sensitivity(self, participation: Participation, rounds: int) -> float:
+        apart, restart_every = participation.min_separation, self._restart_every
         if participation.scheme.pattern == "separated":
-            most = participation.most_participations(int(rounds))
-            squared = separated_tree_squared_sensitivity(int(rounds), apart, most, restart_every)
-        else:
-            squared = tree_squared_sensitivity(int(rounds), apart, restart_every)
-        return unamplified(self.name, participation, noise_multiplier, squared)
+            most = participation.most_participations(rounds)
+            return separated_tree_squared_sensitivity(rounds, apart, most, restart_every)
+        return tree_squared_sensitivity(rounds, apart, restart_every)
 
     def _next_noise(self, rng: NormalSource, length: int) -> NDArray[np.float64]:
         """Draw the nodes that the coming round completes; noise of the estimate, less the last.
@@ -130,41 +106,34 @@ class TreeAggregation(CorrelatedSum):
         The stream gives ``length`` normal draws for each node that the round completes, leaf first.
         Shape (length,), float64.
         """
-        index = self._rounds % (self._options.restart_every or self._rounds + 1)
+        index = self._rounds % (self._restart_every or self._rounds + 1)
         if index == 0:
-            self._open = []
-        check_length(self._open, length)
+            self._kept = []
+        check_length(self._kept, length)
         own, child = tree_levels()
         estimate = rng.standard_normal(length)
         replaced = np.zeros(length)
         level = 0
         # A carry: as long as the tree has an open node of this level, the two are siblings.
         while index >> level & 1:
-            left = self._open.pop().numpy().astype(np.float64)
+            left = self._kept.pop().numpy().astype(np.float64)
             replaced += left
             level += 1
             estimate = child[level] * (left + estimate)
             estimate += own[level] * rng.standard_normal(length)
-        self._open.append(torch.from_numpy(estimate).to(torch.float32))
+        self._kept.append(torch.from_numpy(estimate).to(torch.float32))
         return np.subtract(estimate, replaced, out=replaced)
 
     def _noise_profile(self, rounds: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        return tree_noise_profile(rounds, self._options.restart_every)
+        return tree_noise_profile(rounds, self._restart_every)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Rounds that were released, and the noise of the open nodes, the highest first."""
-        return {"rounds": self._rounds, "noise": list(self._open)}
+    def _num_kept(self, rounds: int) -> int:
+        """The open nodes' estimates, the highest first: one for each 1 of the tree's rounds.
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what ``state_dict`` gave."""
-        check_state_keys(self.name, state, {"rounds", "noise"})
-        rounds = int(state["rounds"])
-        # Leaves of the tree so far; a finished tree is left as it is until the next round.
-        size = self._options.restart_every or rounds + 1
-        leaves = (rounds - 1) % size + 1 if rounds else 0
-        count = leaves.bit_count() if self._noise.noise_multiplier else 0
-        self._open = check_vectors(self.name, state["noise"], count)
-        self._rounds = rounds
+        A finished tree is left as it is until the next round.
+        """
+        size = self._restart_every or rounds + 1
+        return ((rounds - 1) % size + 1 if rounds else 0).bit_count()
 
 
 def build(options: Options, noise: NoiseScale) -> TreeAggregation:

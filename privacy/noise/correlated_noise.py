@@ -1,14 +1,14 @@
-"""Base of mechanisms whose noise is correlated over rounds: accounting, checks, the release.
+"""Bases of mechanisms whose noise is correlated over rounds: accounting, checks, the release.
 
 Guarantee: unit user, added or removed in the rounds of a fixed pattern ("selected": zeroed out, in
-rounds of any pattern within separation and cap). ``unamplified`` is the one
-Gaussian mechanism that all rounds are together; it is refused where the sampler keeps no pattern.
+rounds of any pattern within separation and cap). All rounds together are one Gaussian mechanism,
+which is refused where the sampler keeps no pattern; ``BandedSum`` is amplified where it may be.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,57 +17,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from privacy.aggregate import Aggregate
-from privacy.amplification import Composition, Participation, check_composition_numbers
+from privacy.amplification import (
+    Composition,
+    Participation,
+    check_composition_numbers,
+    sampled_gaussian,
+)
+from privacy.description import SAME_COEFFICIENTS
 from privacy.errors import PlanError, PrivacyError
-from privacy.mechanism import NoiseScale, NormalSource, Release, mean_of
-from privacy.noise.clipped_sum import ClippedSum
+from privacy.mechanism import NoiseScale, NormalSource, Release, check_state_keys, mean_of
+from privacy.noise.clipped_sum import ClipOptions, ClippedSum
 from privacy.noise.factorization import separated_squared_sensitivity, squared_sensitivities
 
 # Elements that are worked on at a time: float64 buffers of them stay in the cache.
 CHUNK = 1 << 16
-
-
-def unamplified(
-    mechanism: str, participation: Participation, noise_multiplier: float, squared: float
-) -> Composition:
-    """One Gaussian over all rounds, for a user whose rounds are all those of the pattern.
-
-    ``squared`` is the squared sensitivity of all rounds, in multiples of clip_norm squared; 0 if
-    none was released. Schemes without a pattern are refused in the name of the mechanism.
-    """
-    from dp_accounting import dp_event
-
-    scheme = participation.scheme
-    if scheme.pattern == "none" and scheme.adjacency != "replace-one":
-        raise PlanError(
-            f"the mechanism {mechanism} under {scheme.name} sampling: nothing keeps two rounds of "
-            "a user apart, so that correlated noise has no amplified guarantee, and no better one "
-            "than for a user who is in every round; sample by cyclic_poisson with a separation (at "
-            "least the bands, for amplification), or use the mechanism gaussian"
-        )
-    if scheme.pattern == "none":
-        raise PlanError(
-            f"the mechanism {mechanism} under {scheme.name} sampling: replacing a user moves the "
-            "rounds of two users, and who is drawn depends on who else is, which no sensitivity "
-            "here covers; sample by cyclic_poisson, or use the mechanism gaussian"
-        )
-    if squared <= 0.0:
-        return Composition(dp_event.GaussianDpEvent(noise_multiplier), 0, participation.adjacency)
-    event = dp_event.GaussianDpEvent(noise_multiplier / math.sqrt(squared))
-    return Composition(event, 1, participation.adjacency)
-
-
-def check_setting(
-    noise: NoiseScale, participation: Participation, multiplier: float, rounds: int
-) -> None:
-    """Check the numbers of a composition, and that it is of the sampler that the run has."""
-    check_composition_numbers(multiplier, rounds)
-    if noise.num_rounds and participation.min_separation != noise.separation:
-        raise PlanError(
-            f"the rounds of a user are to be accounted as {participation.min_separation} apart, "
-            f"but the mechanism was built for a separation of {noise.separation}; take both from "
-            "federated.separation"
-        )
 
 
 def check_bands(bands: int, noise: NoiseScale) -> None:
@@ -125,49 +88,77 @@ def check_length(vectors: Sequence[Tensor], length: int) -> None:
         )
 
 
-def solve_row_(
-    draws: NDArray[np.float64], weights: Sequence[float], last: list[Tensor]
-) -> list[Tensor]:
-    """Solve the next row of C Y = Z for Y, in place of the draws, of shape (P,).
-
-    Band after band and not as one product, whose order of summation, and so whose last bits, a
-    library may change with the memory that it is given.
-
-    ``weights`` are the row of C from the diagonal back, ``last`` the noise of the rounds before,
-    the latest first, not changed; returned with the new noise, in float32, before it.
-    """
-    check_length(last, len(draws))
-    first, *later = weights
-    for start in range(0, len(draws), CHUNK):
-        part = draws[start : start + CHUNK]
-        for weight, vector in zip(later, last, strict=False):
-            part -= vector.numpy()[start : start + CHUNK].astype(np.float64) * weight
-        part /= first
-    return [torch.from_numpy(draws).to(torch.float32), *last]
-
-
 class CorrelatedSum(ClippedSum):
     """Base of mechanisms that noise the sum of a round by Gaussian noise made with earlier rounds'.
 
-    A subclass gives ``name``, ``description``, ``composition``, ``_next_noise`` and
-    ``_noise_profile``, and the state of its noise. The clipping bound is the same in every round:
+    A subclass gives ``name``, ``description``, ``_squared_sensitivity``, ``_next_noise`` and
+    ``_noise_profile``, and says what it keeps. The clipping bound is the same in every round:
     the noise of one round is taken back in later ones, which holds in one unit alone.
     """
 
     begins_with_normals = True
 
-    def __init__(self, clip_norm: float, noise: NoiseScale) -> None:
-        super().__init__(clip_norm, noise)
+    def __init__(self, options: ClipOptions, noise: NoiseScale) -> None:
+        super().__init__(options.clip_norm, noise)
+        self._options = options
         self._rounds = 0
         self._profile: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
+        # What coming rounds' noise is made with, at multiplier 1: shape (P,) each. A tensor is
+        # never changed.
+        self._kept: list[Tensor] = []
 
     @property
     def update_noise_multiplier(self) -> float:
-        """The largest of the planned rounds' noise, that of the last, in multiples of clip_norm."""
+        """The largest of the planned rounds' noise, in multiples of clip_norm."""
         if self._noise.noise_multiplier == 0.0:
             return 0.0
-        stddev, _ = self._noise_of(max(self._noise.num_rounds, 1))
-        return self._noise.noise_multiplier * stddev
+        planned = max(self._noise.num_rounds, 1)
+        return self._noise.noise_multiplier * float(self._stddevs(planned)[0][:planned].max())
+
+    def composition(
+        self, participation: Participation, noise_multiplier: float, rounds: int
+    ) -> Composition:
+        """One Gaussian over all rounds, for a user whose rounds are all those of the pattern.
+
+        Schemes without a pattern are refused, and another separation than the run's.
+        """
+        from dp_accounting import dp_event
+
+        self._check_setting(participation, noise_multiplier, rounds)
+        squared = self._squared_sensitivity(participation, int(rounds))
+        scheme = participation.scheme
+        if scheme.pattern == "none" and scheme.adjacency != "replace-one":
+            raise PlanError(
+                f"the mechanism {self.name} under {scheme.name} sampling: nothing keeps two rounds "
+                "of a user apart, so that correlated noise has no amplified guarantee, and no "
+                "better one than for a user who is in every round; sample by cyclic_poisson with a "
+                "separation (at least the bands, for amplification), or use the mechanism gaussian"
+            )
+        if scheme.pattern == "none":
+            raise PlanError(
+                f"the mechanism {self.name} under {scheme.name} sampling: replacing a user moves "
+                "the rounds of two users, and who is drawn depends on who else is, which no "
+                "sensitivity here covers; sample by cyclic_poisson, or use the mechanism gaussian"
+            )
+        event = dp_event.GaussianDpEvent(noise_multiplier / math.sqrt(squared or 1.0))
+        return Composition(event, 1 if squared else 0, participation.adjacency)
+
+    def _check_setting(
+        self, participation: Participation, noise_multiplier: float, rounds: int
+    ) -> None:
+        """Check the numbers of a composition, and that it is of the sampler that the run has."""
+        check_composition_numbers(noise_multiplier, rounds)
+        apart = self._noise.separation
+        if self._noise.num_rounds and participation.min_separation != apart:
+            raise PlanError(
+                f"the rounds of a user are to be accounted as {participation.min_separation} "
+                f"apart, but the mechanism was built for a separation of {apart}; take both from "
+                "federated.separation"
+            )
+
+    def _squared_sensitivity(self, participation: Participation, rounds: int) -> float:
+        """Squared sensitivity of so many rounds, at a bound of 1; 0 if none was released."""
+        raise NotImplementedError
 
     def _next_noise(self, rng: NormalSource, length: int) -> NDArray[np.float64]:
         """Draw the coming round's noise at multiplier 1, in units of clip_norm; shape (length,)."""
@@ -193,7 +184,8 @@ class CorrelatedSum(ClippedSum):
         if scale == 0.0:
             stddev, correlation, noise = 0.0, 0.0, None
         else:
-            stddev, correlation = self._noise_of(self._rounds + 1)
+            stddevs, correlations = self._stddevs(self._rounds + 1)
+            stddev, correlation = float(stddevs[self._rounds]), float(correlations[self._rounds])
             noise = self._next_noise(rng, aggregate.total.numel())
             noise *= scale
         self._rounds += 1
@@ -204,9 +196,114 @@ class CorrelatedSum(ClippedSum):
             lag_correlation=correlation,
         )
 
-    def _noise_of(self, round_number: int) -> tuple[float, float]:
-        """Standard deviation of a round's noise at multiplier 1, and its lag correlation."""
-        if self._profile is None or len(self._profile[0]) < round_number:
-            self._profile = self._noise_profile(max(self._noise.num_rounds, 2 * round_number))
-        stddevs, correlations = self._profile
-        return float(stddevs[round_number - 1]), float(correlations[round_number - 1])
+    def _stddevs(self, rounds: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """The ``_noise_profile`` of so many rounds or more."""
+        if self._profile is None or len(self._profile[0]) < rounds:
+            self._profile = self._noise_profile(self._noise.num_rounds or 2 * rounds)
+        return self._profile
+
+    def _num_kept(self, rounds: int) -> int:
+        """Vectors that are kept after so many rounds with noise."""
+        raise NotImplementedError
+
+    def _saved_strategy(self) -> dict[str, Any]:
+        """The strategy as a checkpoint has it, under its key; empty where it cannot differ."""
+        return {}
+
+    def _take_strategy(self, saved: Any) -> bool:
+        """Go on with a saved strategy; False if it is another than the settings give."""
+        return bool(saved in self._saved_strategy().values())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Rounds that were released, the strategy, and the noise that the next ones take back."""
+        return {"rounds": self._rounds, **self._saved_strategy(), "noise": list(self._kept)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what ``state_dict`` gave."""
+        strategy = self._saved_strategy()
+        check_state_keys(self.name, state, {"rounds", *strategy, "noise"})
+        if not all(self._take_strategy(state[key]) for key in strategy):
+            options = self._options.model_dump(exclude={"clip_norm"})
+            settings = ", ".join(f"{name} {value}" for name, value in options.items())
+            raise PrivacyError(
+                f"the saved strategy of the {self.name} mechanism is another than {settings}, "
+                f"num_rounds {self._noise.num_rounds} and separation {self._noise.separation} "
+                "give; resume with the configuration, and on a machine like the one, that the run "
+                "was started with"
+            )
+        rounds = int(state["rounds"])
+        count = self._num_kept(rounds) if self._noise.noise_multiplier else 0
+        self._kept = check_vectors(self.name, state["noise"], count)
+        self._rounds, self._profile = rounds, None
+
+
+class BandedSum(CorrelatedSum):
+    """Base of those whose strategy C is a banded matrix.
+
+    A subclass gives ``_find_strategy`` and ``_weights`` too. More bands than planned rounds are
+    refused. The noise of the last ``bands - 1`` rounds is kept, the latest first.
+    """
+
+    def __init__(self, options: ClipOptions, bands: int, noise: NoiseScale) -> None:
+        check_bands(bands, noise)
+        super().__init__(options, noise)
+        self._bands = bands
+        self._strategy: NDArray[np.float64] | None = None
+
+    def _find_strategy(self) -> NDArray[np.float64]:
+        """The elements of C that are not 0, float64."""
+        raise NotImplementedError
+
+    def _weights(self) -> list[float]:
+        """The coming round's row of C, from the diagonal back."""
+        raise NotImplementedError
+
+    def _found(self) -> NDArray[np.float64]:
+        """The elements of C, found when they are first needed, and not when it is built."""
+        if self._strategy is None:
+            self._strategy = self._find_strategy()
+        return self._strategy
+
+    def composition(
+        self, participation: Participation, noise_multiplier: float, rounds: int
+    ) -> Composition:
+        """Poisson-sampled Gaussians, one a round of a user, where that is proved; else one."""
+        apart = participation.scheme.is_independent and participation.min_separation >= self._bands
+        if self._bands > 1:
+            self._check_setting(participation, noise_multiplier, rounds)
+        if self._bands == 1 or apart:
+            return sampled_gaussian(participation, noise_multiplier, rounds)
+        return super().composition(participation, noise_multiplier, rounds)
+
+    def _next_noise(self, rng: NormalSource, length: int) -> NDArray[np.float64]:
+        """The coming row of C^-1 Z, of ``length`` normal draws; shape (length,)."""
+        return self._correlated(rng.standard_normal(length))
+
+    def _correlated(self, draws: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Solve the next row of C Y = Z for Y, in place of the draws, and keep it.
+
+        Band after band and not as one product, whose order of summation, and so whose last bits, a
+        library may change with the memory that it is given.
+        """
+        check_length(self._kept, len(draws))
+        first, *later = self._weights()
+        for start in range(0, len(draws), CHUNK):
+            part = draws[start : start + CHUNK]
+            for weight, vector in zip(later, self._kept, strict=False):
+                part -= vector.numpy()[start : start + CHUNK].astype(np.float64) * weight
+            part /= first
+        newest = torch.from_numpy(draws).to(torch.float32)
+        self._kept = [newest, *self._kept][: self._bands - 1]
+        return draws
+
+    def _num_kept(self, rounds: int) -> int:
+        return min(rounds, self._bands - 1)
+
+    def _take_strategy(self, saved: Any) -> bool:
+        """Go on with the saved C: another machine may have found other last bits."""
+        taken = np.asarray(saved, dtype=np.float64)
+        own = self._found()
+        if taken.shape != own.shape or not np.allclose(taken, own, rtol=0, atol=SAME_COEFFICIENTS):
+            return False
+        self._strategy = taken
+        return True

@@ -129,18 +129,17 @@ def noise_coefficients(coefficients: NDArray[np.float64], rounds: int) -> NDArra
     return _divide(impulse, coefficients)
 
 
-def noise_stddevs(coefficients: NDArray[np.float64], rounds: int) -> NDArray[np.float64]:
-    """Norms of the rows of C^-1: stddev of each round's noise, in multiples of z; shape (T,)."""
-    stddevs: NDArray[np.float64] = np.sqrt(np.cumsum(noise_coefficients(coefficients, rounds) ** 2))
-    return stddevs
+def toeplitz_profile(
+    weights: NDArray[np.float64],
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Standard deviation of each round's noise C^-1 Z, and its correlation with the round before's.
 
-
-def lag_correlations(coefficients: NDArray[np.float64], rounds: int) -> NDArray[np.float64]:
-    """Correlation of each round's noise with that of the round before; shape (T,), first 0."""
-    weights = noise_coefficients(coefficients, rounds)
-    stddevs = noise_stddevs(coefficients, rounds)
+    Of the first column of C^-1, shape (T,), to shape (T,) each: in multiples of z, and 0 first.
+    """
+    stddevs = np.sqrt(np.cumsum(weights**2))
     products = np.cumsum(weights[1:] * weights[:-1])
-    return np.concatenate([[0.0], products / (stddevs[1:] * stddevs[:-1])])[:rounds]
+    correlations = np.concatenate([[0.0], products / (stddevs[1:] * stddevs[:-1])])
+    return stddevs, correlations[: len(weights)]
 
 
 def prefix_errors(coefficients: NDArray[np.float64], rounds: int) -> NDArray[np.float64]:

@@ -23,15 +23,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from privacy.amplification import Composition, Participation
+from privacy.amplification import Participation
 from privacy.description import OF_THE_BOUND, Buffers, Description, Inverse
 from privacy.errors import PlanError
-from privacy.noise.correlated_noise import (
-    CorrelatedSum,
-    check_setting,
-    pattern_squared_sensitivity,
-    unamplified,
-)
+from privacy.noise.clipped_sum import ClipOptions
+from privacy.noise.correlated_noise import CorrelatedSum, pattern_squared_sensitivity
+from privacy.noise.factorization import toeplitz_profile
 
 if TYPE_CHECKING:
     from privacy.mechanism import NoiseScale
@@ -48,8 +45,8 @@ TOEPLITZ = Description(
 class ToeplitzSum(CorrelatedSum):
     """Base of such mechanisms; a subclass gives ``name``, ``strategy``, the noise and its state."""
 
-    def __init__(self, clip_norm: float, noise: NoiseScale) -> None:
-        super().__init__(clip_norm, noise)
+    def __init__(self, options: ClipOptions, noise: NoiseScale) -> None:
+        super().__init__(options, noise)
         self._column: NDArray[np.float64] | None = None
 
     @property
@@ -72,20 +69,11 @@ class ToeplitzSum(CorrelatedSum):
         """With the strategy, unless nobody has planned rounds."""
         return replace(TOEPLITZ, strategy=self.strategy) if self._noise.num_rounds else TOEPLITZ
 
-    def composition(
-        self, participation: Participation, noise_multiplier: float, rounds: int
-    ) -> Composition:
-        """One Gaussian mechanism: all that so many rounds release, under schemes with a pattern."""
-        check_setting(self._noise, participation, noise_multiplier, rounds)
-        total = int(rounds)
-        squared = pattern_squared_sensitivity(lambda: self.column(total), participation, total)
-        return unamplified(self.name, participation, noise_multiplier, squared)
+    def _squared_sensitivity(self, participation: Participation, rounds: int) -> float:
+        return pattern_squared_sensitivity(lambda: self.column(rounds), participation, rounds)
 
     def _noise_profile(self, rounds: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        weights = self.noise_column(rounds)
-        stddevs = np.sqrt(np.cumsum(weights**2))
-        products = np.cumsum(weights[1:] * weights[:-1])
-        return stddevs, np.concatenate([[0.0], products / (stddevs[1:] * stddevs[:-1])])[:rounds]
+        return toeplitz_profile(self.noise_column(rounds))
 
 
 def check_planned(mechanism: str, noise: NoiseScale) -> int:

@@ -190,12 +190,12 @@ def bands_reversed(patch: Patch) -> None:
     real = BandedMatrixFactorization._correlated
 
     def correlated(self: BandedMatrixFactorization, draws: Vector) -> Vector:
-        in_order = self._last
-        self._last = in_order[::-1]
+        in_order = self._kept
+        self._kept = in_order[::-1]
         if len(in_order) > 1:
             witness(l2_norm(in_order[0] - in_order[-1]))
         drawn: Vector = real(self, draws)
-        self._last = [self._last[0], *in_order][: len(self._last)]
+        self._kept = [self._kept[0], *in_order][: len(self._kept)]
         return drawn
 
     patch.setattr(BandedMatrixFactorization, "_correlated", correlated)

@@ -181,7 +181,7 @@ def banded_forgets_draws_on_resume(patch: Patch) -> None:
     def forgetful(real: Any) -> Any:
         def load(self: Any, state: Any) -> None:
             real(self, state)
-            self._last = []
+            self._kept = []
 
         return load
 
@@ -207,10 +207,9 @@ def tree_nodes_share_draw(patch: Patch) -> None:
 def tree_never_restarts(patch: Patch) -> None:
     def endless(real: Any) -> Any:
         def next_noise(self: Any, rng: Any, length: int) -> Any:
-            options = self._options
-            self._options = options.model_copy(update={"restart_every": None})
+            restart_every, self._restart_every = self._restart_every, None
             noise = real(self, rng, length)
-            self._options = options
+            self._restart_every = restart_every
             return noise
 
         return next_noise
@@ -237,8 +236,8 @@ def buffers_decay_twice(patch: Patch) -> None:
         def next_noise(self: Any, rng: Any, length: int) -> Any:
             noise = real(self, rng, length)
             decays = self.strategy.decays
-            pairs = zip(decays, self._buffers, strict=True)
-            self._buffers = [decay * vector for decay, vector in pairs]
+            pairs = zip(decays, self._kept, strict=True)
+            self._kept = [decay * vector for decay, vector in pairs]
             return noise
 
         return next_noise
@@ -250,7 +249,7 @@ def buffers_decay_twice(patch: Patch) -> None:
 def inverse_of_half_its_bands(patch: Patch) -> None:
     def short(real: Any) -> Any:
         def next_noise(self: Any, rng: Any, length: int) -> Any:
-            self._last = self._last[:1]
+            self._kept = self._kept[:1]
             return real(self, rng, length)
 
         return next_noise

@@ -22,10 +22,10 @@ from privacy.empirical.matched_sum import (
 )
 from privacy.mechanisms import gaussian
 from privacy.noise.factorization import (
-    lag_correlations,
-    noise_stddevs,
+    noise_coefficients,
     square_root_coefficients,
     squared_sensitivities,
+    toeplitz_profile,
 )
 from privacy.noise.tree_factorization import tree_noise_profile, tree_squared_sensitivity
 from tests.helpers import REPOSITORY, make_config
@@ -51,8 +51,9 @@ def test_covariance_of_a_tree_is_what_its_mechanism_states(restart_every: int | 
 def test_covariance_of_bands_is_what_their_mechanism_states() -> None:
     coefficients = square_root_coefficients(4)
     stddevs, lags = profile(noise_covariance(tuple(coefficients), 20))
-    assert stddevs == pytest.approx(noise_stddevs(coefficients, 20))
-    assert lags == pytest.approx(lag_correlations(coefficients, 20)[1:])
+    stated, correlations = toeplitz_profile(noise_coefficients(coefficients, 20))
+    assert stddevs == pytest.approx(stated)
+    assert lags == pytest.approx(correlations[1:])
 
 
 def test_covariance_of_a_toeplitz_strategy_without_bands_is_that_of_its_column() -> None:
@@ -61,8 +62,9 @@ def test_covariance_of_a_toeplitz_strategy_without_bands_is_that_of_its_column()
     for strategy in (buffers, inverse):
         column = strategy.column(20)
         stddevs, lags = profile(noise_covariance(strategy, 20))
-        assert stddevs == pytest.approx(noise_stddevs(column, 20))
-        assert lags == pytest.approx(lag_correlations(column, 20)[1:])
+        stated, correlations = toeplitz_profile(noise_coefficients(column, 20))
+        assert stddevs == pytest.approx(stated)
+        assert lags == pytest.approx(correlations[1:])
 
 
 def test_a_matched_sum_reaches_the_sensitivity_of_bands_and_no_more_than_that_of_trees() -> None:

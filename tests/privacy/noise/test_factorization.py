@@ -13,13 +13,12 @@ from dp_accounting.privacy_accountant import NeighboringRelation
 
 from privacy.errors import PrivacyError
 from privacy.noise.factorization import (
-    lag_correlations,
     noise_coefficients,
-    noise_stddevs,
     optimized_coefficients,
     prefix_errors,
     square_root_coefficients,
     squared_sensitivities,
+    toeplitz_profile,
 )
 from privacy.noise.tree_factorization import (
     tree_levels,
@@ -93,8 +92,8 @@ def test_noise_and_errors_are_those_of_the_dense_matrices(rounds: int, bands: in
     covariance = inverse @ inverse.T
     stddevs = np.sqrt(np.diag(covariance))
     assert np.allclose(noise_coefficients(coefficients, rounds), inverse[:, 0])
-    assert np.allclose(noise_stddevs(coefficients, rounds), stddevs)
-    lags = lag_correlations(coefficients, rounds)
+    stated, lags = toeplitz_profile(noise_coefficients(coefficients, rounds))
+    assert np.allclose(stated, stddevs)
     assert lags[0] == 0.0
     assert np.allclose(lags[1:], np.diag(covariance, 1) / (stddevs[1:] * stddevs[:-1]))
     sums = np.tri(rounds) @ inverse
