@@ -129,53 +129,53 @@ def padding_of_another_client(patch: Patch) -> None:
     wrap(patch, vectorized, "_stack", padding)
 
 
+def _reading(patch: Patch, examples_of: Any) -> None:
+    """Give a user other examples, by the user and what reads the examples of one."""
+
+    def wrapped(real: Any) -> Any:
+        def read_users(split: Any, users: Any, *rest: Any) -> Any:
+            for user in users:
+                yield user, examples_of(user, lambda one: next(real(split, [one], *rest))[1])
+
+        return read_users
+
+    wrap(patch, vectorized, "read_users", wrapped)
+
+
 @bug("One user in ten trains on the next user's examples.")
 def data_of_next_user(patch: Patch) -> None:
-    def mistaken(real: Any) -> Any:
-        def read(self: Any, user: int, index: int) -> Any:
-            return user, real(self, user + (user % 10 == 3), index)[1]
-
-        return read
-
-    wrap(patch, VectorizedEngine, "_read", mistaken)
+    _reading(patch, lambda user, read: read(user + (user % 10 == 3)))
 
 
 @bug("A user's examples end one too late, at the first of the next user.")
 def data_end_one_too_late(patch: Patch) -> None:
-    def longer(real: Any) -> Any:
-        def read(self: Any, user: int, index: int) -> Any:
-            own, following = (real(self, one, index)[1] for one in (user, (user + 1) % 300))
-            inputs = torch.cat([own.inputs, following.inputs[:1]])
-            targets = torch.cat([own.targets, following.targets[:1]])
-            return user, replace(own, inputs=inputs, targets=targets)
+    def longer(user: int, read: Any) -> Any:
+        own, following = read(user), read((user + 1) % 300)
+        inputs = torch.cat([own.inputs, following.inputs[:1]])
+        targets = torch.cat([own.targets, following.targets[:1]])
+        return replace(own, inputs=inputs, targets=targets)
 
-        return read
-
-    wrap(patch, VectorizedEngine, "_read", longer)
+    _reading(patch, longer)
 
 
 @bug("Clients' inputs are centred by their mean over the cohort, which is released to all of them.")
 def data_centred_over_cohort(patch: Patch) -> None:
-    now = SimpleNamespace(mean=0.0)
+    now, read_users = SimpleNamespace(mean=0.0), vectorized.read_users
 
     def measuring(real: Any) -> Any:
         def train(self: Any, users: Any, index: int, central: Any) -> Any:
-            now.mean = 0.0
-            inputs = [self._read(user, index)[1].inputs for user in users.tolist()]
-            now.mean = torch.cat(inputs).mean(dim=0)
+            read = read_users(self._split, users.tolist(), self._seed, index, 0)
+            now.mean = torch.cat([examples.inputs for _, examples in read]).mean(dim=0)
             return real(self, users, index, central)
 
         return train
 
-    def centring(real: Any) -> Any:
-        def read(self: Any, user: int, index: int) -> Any:
-            own = real(self, user, index)[1]
-            return user, replace(own, inputs=own.inputs - now.mean)
-
-        return read
+    def centred(user: int, read: Any) -> Any:
+        own = read(user)
+        return replace(own, inputs=own.inputs - now.mean)
 
     wrap(patch, VectorizedEngine, "train", measuring)
-    wrap(patch, VectorizedEngine, "_read", centring)
+    _reading(patch, centred)
 
 
 @bug("Clients take all steps of an epoch, where the row bounds them to one.",
