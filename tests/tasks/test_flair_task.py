@@ -14,7 +14,7 @@ from torchvision.transforms import v2
 
 from pfl_bench.data import Store
 from pfl_bench.types import ConfigError, DataError, ReadsOnDevice, TransformsBatches
-from tasks.common.vision.pictures import MEAN, STD
+from tasks.common.vision.pictures import IMAGENET_MEAN, IMAGENET_STD
 from tasks.flair.decoding import CropFlipNormalize, Decoder, num_components
 from tasks.flair.task import FlairTask, Options, build
 from tests.tasks.flair_store import COARSE, FINE, encode, picture, write_store
@@ -247,7 +247,7 @@ def batch(count: int = 5, side: int = 40) -> torch.Tensor:
 
 
 def normalised(pictures: torch.Tensor) -> torch.Tensor:
-    return v2.functional.normalize(pictures.float() / 255, list(MEAN), list(STD))
+    return v2.functional.normalize(pictures.float() / 255, list(IMAGENET_MEAN), list(IMAGENET_STD))
 
 
 def test_training_cuts_flips_and_normalises_as_torchvision_does() -> None:
@@ -288,7 +288,7 @@ def test_evaluation_sees_the_whole_picture_scaled() -> None:
     scaled = functional.interpolate(
         inputs.float(), size=(32, 32), mode="bilinear", align_corners=False
     )
-    expected = v2.functional.normalize(scaled / 255, list(MEAN), list(STD))
+    expected = v2.functional.normalize(scaled / 255, list(IMAGENET_MEAN), list(IMAGENET_STD))
     torch.testing.assert_close(transform(inputs, None), expected, rtol=1e-4, atol=1e-4)
     same = CropFlipNormalize(40, 40, augment=True)
     torch.testing.assert_close(same(inputs, None), normalised(inputs), rtol=1e-4, atol=1e-5)
