@@ -183,8 +183,13 @@ def test_slots_leave_room_for_activations() -> None:
 # Several processes share no device, what the plan refuses is refused on any, and accountants
 # compute on the CPU alone.
 LEFT_OUT = {"private_federated/ditto", "private/pld", "private/prv"}
-# Fewer than the cases have: every second round evaluates and saves, a tree restarts in the fourth.
-FEW = {"federated": {"federated__num_rounds": 4}, "central": {"central__num_epochs": 2}}
+# Fewer than the cases have. Every second round evaluates and saves; a tree restarts in the fourth.
+FEW = {
+    "federated": {"federated__num_rounds": 2},
+    "private_federated": {"federated__num_rounds": 4},
+    "central": {"central__num_epochs": 2},
+    "central_dp": {"central__num_epochs": 2},
+}
 
 
 @pytest.mark.parametrize("name", [n for n in CASES if n[-2:] != "/2" and n not in LEFT_OUT])
@@ -193,7 +198,7 @@ def test_every_kind_of_run_ends_as_on_the_cpu_or_passes_its_audit(
 ) -> None:
     """A private run draws other noise on another device: its first round is computed again."""
     setting, changes = CASES[name]
-    changes = FEW["central" if setting.startswith("central") else "federated"] | changes
+    changes = FEW[setting] | changes
     found = run(make_config(setting, **changes, device="cuda"), tmp_path / "cuda")
     if found["privacy"] is not None:
         audited = audit_run(tmp_path / "cuda", 1, recompute="first", seconds=1.0)
