@@ -98,8 +98,10 @@ def test_the_python_interface_runs_no_code_of_a_folder(foreign: tuple[Path, Path
 
 
 def test_plug_ins_that_the_user_gives_are_used_wherever_they_are(
-    foreign: tuple[Path, Path, Path], tmp_path: Path
+    foreign: tuple[Path, Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Not where the user's own runs may be.
+    monkeypatch.chdir(tmp_path)
     run, methods, marker = foreign
     moved = tmp_path / "trusted" / "methods"
     shutil.copytree(methods, moved)

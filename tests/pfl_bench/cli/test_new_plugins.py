@@ -168,7 +168,11 @@ def test_what_breaks_the_contract_fails_by_name(name: str, tmp_path: Path, capsy
     assert words in failed[check]
 
 
-def test_a_plug_in_that_prints_leaves_json_alone(tmp_path: Path, capsys: Capture) -> None:
+def test_a_plug_in_that_prints_leaves_json_alone(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Not where the user's own runs may be.
+    monkeypatch.chdir(tmp_path)
     home = tmp_path / "own"
     loud = "print('here I am')\n    def central_gradient"
     new("algorithm", home, ("    def central_gradient", f"    {loud}"))
