@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from pfl_bench.client import precision
 from pfl_bench.client.costs import StepFlops, measure_step
 from pfl_bench.config.loading import ResolvedConfig
@@ -18,13 +16,7 @@ from pfl_bench.evaluation.evaluator import Evaluator, families_of
 from pfl_bench.evaluation.splits import initial_loss
 from pfl_bench.federated.aggregation import Aggregation
 from pfl_bench.federated.autotune import settle
-from pfl_bench.federated.parts import (
-    FederatedParts,
-    RunParts,
-    build_forward,
-    build_model,
-    build_run,
-)
+from pfl_bench.federated.parts import FederatedParts, RunParts, build_run
 from pfl_bench.federated.workers.start import start_workers
 from pfl_bench.metrics import MetricDirections
 from pfl_bench.runs.environment import environment
@@ -103,12 +95,6 @@ def prepare(
         config, parts.task, parts.model, parts.forward, trainer.personal, group, trainer.beside
     )
     return PreparedRun(parts, trainer, evaluator, group, step, directions, start, departure)
-
-
-def loss_at_start(resolved: ResolvedConfig, task: Task) -> float:
-    """The loss that a run of these data begins with, of a model that is built on the CPU for it."""
-    model = build_model(resolved, task, torch.device("cpu"))
-    return initial_loss(build_forward(resolved, task, model), task.split("train"))
 
 
 def _check_splits(options: EvaluationOptions, task: Task) -> None:

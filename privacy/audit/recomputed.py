@@ -62,9 +62,10 @@ from privacy.reference.round import Round
 # What local training may round a contribution by, relative: 1024 roundings of float32, 64 of the
 # 11 bits of TF32, 32 of the 8 bits of bfloat16.
 ROUNDING = {"float32": 2.0**-14, "tf32": 2.0**-5, "bfloat16": 2.0**-4}
-# Of precisions with larger ones, the part of R that the norm of a sum may be off by.
-_ALONG = 0.125
+# Precisions with a smaller rounding are fine ones. In the others the norm of a sum may be off by
+# this part of R: what ties clients together moves it more.
 _FINE = 2.0**-10
+_ALONG = 0.125
 # From here on a difference would say little.
 MOST = 0.2
 _SIGNS = 20_250

@@ -28,6 +28,8 @@ from privacy.errors import PrivacyError
 from privacy.plan.plan import PrivacyPlan, tensor_digest
 from privacy.statement.statement import PrivacyStatement, Status
 
+_CPU = torch.device("cpu")
+
 
 @dataclass(frozen=True)
 class OpenedRun:
@@ -92,9 +94,8 @@ class OpenedRun:
 def open_run(folder: Path, resolved: ResolvedConfig) -> OpenedRun:
     """Open data and model of a run; RunFolderError if ``environment.json`` is damaged."""
     environment = read_json(folder / "environment.json") or {}
-    device = torch.device("cpu")
     try:
-        task = build_task(resolved, device)
+        task = build_task(resolved, _CPU)
         split = task.split("train")
     except (UserInputError, OSError) as error:
         why = f"the data cannot be opened ({error}); --data names the file"
@@ -102,7 +103,7 @@ def open_run(folder: Path, resolved: ResolvedConfig) -> OpenedRun:
     units = split.num_users if resolved.config.central is None else split.num_examples
     data = DataAtHand(units, task.facts.checksum)
     try:
-        model = _initial_model(resolved, task, device)
+        model = initial_model(resolved, task)
     except (UserInputError, OSError, ValueError) as error:
         why = f"the model cannot be built ({error})"
         return OpenedRun(folder, resolved, environment, replace(data, why_absent=why), why)
@@ -114,12 +115,15 @@ def open_run(folder: Path, resolved: ResolvedConfig) -> OpenedRun:
     return replace(run, data=replace(data, initial_sha256=digest))
 
 
-def _initial_model(resolved: ResolvedConfig, task: Task, device: torch.device) -> FlatModel:
-    """The model that a run begins with, of the data's facts alone, whoever builds it in a run."""
-    seed_torch(resolved.config.seed, Purpose.MODEL_INIT, device)
+def initial_model(resolved: ResolvedConfig, task: Task) -> FlatModel:
+    """The model that a run should begin with, built anew on the CPU.
+
+    The run's own ``build_model`` is given the whole task. This is not it, and has the facts alone.
+    """
+    seed_torch(resolved.config.seed, Purpose.MODEL_INIT, _CPU)
     name, facts = resolved.tree["task"]["name"], task.facts
     module = plugins.build(plugins.MODEL, name, resolved.model_options, facts)
-    return FlatModel(module, device, resolved.config.channels_last)
+    return FlatModel(module, _CPU, resolved.config.channels_last)
 
 
 def rebuild(run: OpenedRun, status: Status) -> Rebuilt:

@@ -23,15 +23,15 @@ from pfl_bench.client.costs import CostMeter, StepFlops
 from pfl_bench.config.row_differences import settings_digest
 from pfl_bench.config.yaml_text import read_yaml
 from pfl_bench.evaluation.evaluator import Evaluator, families_of
+from pfl_bench.evaluation.splits import initial_loss
 from pfl_bench.federated.parts import build_forward
 from pfl_bench.files import read_json, read_metrics, to_json_value
 from pfl_bench.metrics import MetricDirections, is_spread
 from pfl_bench.profiling import one_thread
 from pfl_bench.runs.auditing.inputs import METRICS_FILE
-from pfl_bench.runs.auditing.opened import OpenedRun
+from pfl_bench.runs.auditing.opened import OpenedRun, initial_model
 from pfl_bench.runs.checkpoint import load, load_latest, steps_saved
 from pfl_bench.runs.divergence import DivergenceWatch
-from pfl_bench.runs.preparing import loss_at_start
 from pfl_bench.runs.published import best_over_rounds
 from pfl_bench.types import UserInputError, as_float
 from pfl_bench.types.results import CANARIES_IN_SUMMARY, STEP_NAMES
@@ -219,8 +219,11 @@ def _other_start(run: OpenedRun, saved: Mapping[str, Any]) -> Iterator[str]:
     """The loss at the start, if it is not that of the initial model as it is built today."""
     watched, name = saved.get("divergence"), "divergence.start"
     if isinstance(watched, Mapping) and not isinstance(run.opened, str) and run.is_known_model:
+        task = run.opened[0]
         with suppress(UserInputError):
-            own = {name: loss_at_start(run.resolved, run.opened[0])}
+            # Not the opened model, which rounds that were computed again may have moved.
+            forward = build_forward(run.resolved, task, initial_model(run.resolved, task))
+            own = {name: initial_loss(forward, task.split("train"))}
             yield from _differing({name: to_json_value(as_number(watched.get("start")))}, own)
 
 
