@@ -6,6 +6,7 @@ Sound checkpoints of every mechanism, scheme and setting are in test_folder_cont
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from pfl_bench.runs.audit import audit_run
-from pfl_bench.runs.checkpoint import load, newest
+from pfl_bench.runs.checkpoint import newest
 from pfl_bench.runs.runner import run
 from tests.helpers import change_checkpoint, make_config
 from tests.pfl_bench.runs.test_recompute_devices import DEVICES, SELECTED
@@ -111,6 +112,14 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return folders
 
 
+def changed(finished: Path, folder: Path, change: Callable[[dict[str, Any]], None]) -> Path:
+    """The newest checkpoint, changed, of a copy of a finished run in a new folder."""
+    path = newest(Path(shutil.copytree(finished, folder)) / "checkpoints")
+    assert path is not None
+    change_checkpoint(path, change)
+    return path
+
+
 def foreign(folder: Path) -> tuple[str, ...]:
     done = audit_run(folder, 1)
     (check,) = [check for check in done.checks if check.name == "folder"]
@@ -124,10 +133,8 @@ def test_what_no_run_saves_is_named(
 ) -> None:
     assert foreign(finished[setting]) == ()
     for places in (ADDED[setting], OTHER[setting]):
-        folder = Path(shutil.copytree(finished[setting], tmp_path / places[0]))
-        path = newest(folder / "checkpoints")
-        assert path is not None
-        change_checkpoint(path, lambda state, places=places: put(state, places))
+        folder = tmp_path / places[0]
+        changed(finished[setting], folder, lambda state, places=places: put(state, places))
         found = {text.split(": ")[1].partition(" is ")[0] for text in foreign(folder)}
         assert {named(place) for place in places} == found
 
@@ -135,31 +142,23 @@ def test_what_no_run_saves_is_named(
 def test_more_vectors_of_noise_than_rounds_have_are_named(
     finished: dict[str, Path], tmp_path: Path
 ) -> None:
-    folder = Path(shutil.copytree(finished["private_federated"], tmp_path / "copy"))
-    path = newest(folder / "checkpoints")
-    assert path is not None
-
     def add(state: dict[str, Any]) -> None:
         state["trainer"]["mechanism"]["noise"].append(state["trainer"]["central"].clone())
 
-    change_checkpoint(path, add)
-    (text,) = foreign(folder)
+    changed(finished["private_federated"], tmp_path / "copy", add)
+    (text,) = foreign(tmp_path / "copy")
     assert "is not 2 finite float32 vectors" in text
 
 
 def test_a_tensor_that_is_a_part_of_what_the_file_has_is_named(
     finished: dict[str, Path], tmp_path: Path
 ) -> None:
-    folder = Path(shutil.copytree(finished["central_dp"], tmp_path / "copy"))
-    path = newest(folder / "checkpoints")
-    assert path is not None
-
     def grow(state: dict[str, Any]) -> None:
         central = state["trainer"]["central"]
         state["trainer"]["central"] = torch.cat([central, RAW])[: len(central)]
 
-    change_checkpoint(path, grow)
-    (text,) = foreign(folder)
+    path = changed(finished["central_dp"], tmp_path / "copy", grow)
+    (text,) = foreign(tmp_path / "copy")
     assert text == f"{path.name}: trainer.central is a part of a larger tensor"
 
 
@@ -173,16 +172,12 @@ def test_a_tensor_that_is_a_part_of_what_the_file_has_is_named(
 def test_costs_and_losses_are_those_recorded_elsewhere(
     place: str, said: str, finished: dict[str, Path], tmp_path: Path
 ) -> None:
-    folder = Path(shutil.copytree(finished["private_federated"], tmp_path / "copy"))
-    path = newest(folder / "checkpoints")
-    assert path is not None
-
     def change(state: dict[str, Any]) -> None:
         part, key = above(state, place)
         part[key] += 0.125
 
-    change_checkpoint(path, change)
-    (text,) = foreign(folder)
+    path = changed(finished["private_federated"], tmp_path / "copy", change)
+    (text,) = foreign(tmp_path / "copy")
     assert text.startswith(f"{path.name}: {said}")
     assert text.endswith(" is on record")
 
@@ -190,13 +185,12 @@ def test_costs_and_losses_are_those_recorded_elsewhere(
 def test_a_divergence_that_only_a_checkpoint_has_is_named(
     finished: dict[str, Path], tmp_path: Path
 ) -> None:
-    folder = Path(shutil.copytree(finished["central_dp"], tmp_path / "copy"))
-    path = newest(folder / "checkpoints")
-    assert path is not None
-    start = load(path)["divergence"]["start"]
-    found = {"metric": "train/loss", "round": 1, "unit": "epoch", "value": 7.5, "start": start}
-    change_checkpoint(path, lambda state: state["divergence"].update(found=found))
-    (text,) = foreign(folder)
+    def diverge(state: dict[str, Any]) -> None:
+        found = {"metric": "train/loss", "round": 1, "unit": "epoch", "value": 7.5}
+        state["divergence"]["found"] = {**found, "start": state["divergence"]["start"]}
+
+    path = changed(finished["central_dp"], tmp_path / "copy", diverge)
+    (text,) = foreign(tmp_path / "copy")
     assert text.startswith(f"{path.name}: divergence.found is {{'metric': 'train/loss'")
     assert text.endswith(", but None is on record")
 
