@@ -4,8 +4,9 @@ Guarantee: what names the run (row, task, data, seed, size) is compared with its
 the data as they are opened today; the best values, the selection, costs and divergence with
 ``metrics.jsonl``; canaries with their file; the loss at the start with that of the model as it is
 built today; and the final metrics, and those of rounds of which a checkpoint has the model, with
-those of the model, where time allows. Metrics of other rounds are the run's word alone. Seconds are
-recorded nowhere else, and published numbers are compared anew by whoever shows them.
+those of the model, where time allows; of each split once by a loop of the audit's own. Metrics of
+other rounds are the run's word alone. Seconds are recorded nowhere else, and published numbers are
+compared anew by whoever shows them.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from pfl_bench.metrics import MetricDirections, is_spread
 from pfl_bench.profiling import one_thread
 from pfl_bench.runs.auditing.inputs import METRICS_FILE
 from pfl_bench.runs.auditing.opened import OpenedRun, initial_model
+from pfl_bench.runs.auditing.plain_evaluation import plain_metrics
 from pfl_bench.runs.checkpoint import load, load_latest, steps_saved
 from pfl_bench.runs.divergence import DivergenceWatch
 from pfl_bench.runs.published import best_over_rounds
@@ -249,7 +251,8 @@ def _metrics(
         raise SkippedError("no checkpoint has the model that was evaluated")
     if tensor_digest(vector) != summary.get("model_sha256"):
         raise SkippedError("the newest checkpoint has another model: see central_chain")
-    before, seen = model.vector.clone(), list[str]()
+    before, seen, plain = model.vector.clone(), list[str](), set[str]()
+    families = families_of(task, config)
     try:
         forward = build_forward(run.resolved, task, model)
         evaluator = Evaluator(config, task, model, forward, None)
@@ -269,6 +272,9 @@ def _metrics(
                 break
             seconds -= needed
             own = evaluator.evaluate(names)[0]
+            for name in sorted({*names} - plain):
+                own |= plain_metrics(forward, task, families, name, config.evaluation.batch_size)
+            plain |= {*names}
             differing += [at + problem for problem in _differing(said, own)]
             seen.append(f"{at}{len(own)} metrics of {', '.join(names)}")
     except UserInputError as error:

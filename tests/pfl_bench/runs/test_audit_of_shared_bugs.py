@@ -15,6 +15,7 @@ from pfl_bench.client import machine
 from pfl_bench.client.flat_model import FlatModel
 from pfl_bench.config import loading
 from pfl_bench.config.loading import ResolvedConfig
+from pfl_bench.evaluation.evaluator import Evaluator
 from pfl_bench.federated import parts, private_seed
 from pfl_bench.federated.compression import top_k
 from pfl_bench.federated.trainer import FederatedTrainer
@@ -23,7 +24,7 @@ from pfl_bench.runs.audit import audit_run
 from pfl_bench.runs.auditing import seeds
 from pfl_bench.runs.best_model import BestModel
 from pfl_bench.runs.runner import run
-from pfl_bench.types import Task
+from pfl_bench.types import FederatedSplit, Task
 from privacy.plan import notes
 from tests.helpers import make_config
 
@@ -130,6 +131,30 @@ def best_is_not_copied(patch: Patch) -> None:
     patch.setattr(BestModel, "_now", now)
 
 
+class ValIsTrain:
+    """A task whose training users are also those for validation."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._task, name)
+
+    def split(self, name: str) -> FederatedSplit:
+        return self._task.split("train" if name == "val" else name)
+
+
+def evaluates_training_users(patch: Patch) -> None:
+    real = Evaluator.measure
+
+    def measure(self: Evaluator, *part: Any) -> Any:
+        with Patch.context() as inside:
+            inside.setattr(self, "_task", ValIsTrain(self._task))
+            return real(self, *part)
+
+    patch.setattr(Evaluator, "measure", measure)
+
+
 TOP_K = {"federated__compression": {"name": "top_k", "fraction": 0.1}}
 BEST = {"evaluation__select_best": "val/accuracy"}
 # The last round, which is the best, is evaluated; the checkpoint of the round before is left.
@@ -154,6 +179,7 @@ IN_BETWEEN = {
         (nothing_noted, {"privacy__nonce": "shared"}, "statement"),
         (scratch_not_cleared, TOP_K, "recomputation"),
         (measures_a_client, {}, "outcome"),
+        (evaluates_training_users, {}, "outcome"),
         (best_is_not_copied, IN_BETWEEN, "central_chain"),
     ],
     ids=lambda value: getattr(value, "__name__", None),

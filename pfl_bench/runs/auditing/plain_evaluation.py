@@ -1,0 +1,41 @@
+"""Metrics of a split by a plain loop, which evaluation during training has no part in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from pfl_bench.client.forward import Forward
+from pfl_bench.evaluation.splits import examples_at_once
+from pfl_bench.metrics import build_metrics
+from pfl_bench.types import Task
+
+
+@torch.no_grad()
+def plain_metrics(
+    forward: Forward, task: Task, families: Sequence[str], name: str, batch_size: int
+) -> dict[str, float]:
+    """Metrics over all examples of the split ``name``, of the model that is in memory.
+
+    Named as an evaluation names them ("val/loss"), with the numbers of examples and of clients that
+    have any. Shared with evaluation are the data, the forward pass and each metric's formula; which
+    examples are measured is decided here.
+    """
+    split, metrics = task.split(name), build_metrics(task, families)
+    step = min(batch_size, examples_at_once(task.facts.input_shape, forward.device) or batch_size)
+    was_training = forward.module.training
+    forward.module.eval()
+    try:
+        for start in range(0, split.num_examples, step):
+            examples = split.read_range(start, min(start + step, split.num_examples))
+            outputs = forward.outputs(examples.inputs.to(forward.device))
+            for metric in metrics:
+                metric.update(outputs, examples.targets.to(forward.device))
+    finally:
+        forward.module.train(was_training)
+    found = {key: value for metric in metrics for key, value in metric.compute().items()}
+    found["num_examples"] = split.num_examples
+    found["num_clients"] = int(np.count_nonzero(np.diff(split.offsets)))
+    return {f"{name}/{key}": float(value) for key, value in found.items()}
