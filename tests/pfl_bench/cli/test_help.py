@@ -13,9 +13,9 @@ import pytest
 
 from pfl_bench import plugins
 from pfl_bench.cli.completion import _NAMES, _completer
-from pfl_bench.cli.examples import EXAMPLES, commands_of
+from pfl_bench.cli.data_parser import _meanings, option_lines
+from pfl_bench.cli.examples import commands_of, examples
 from pfl_bench.cli.main import _parse, main
-from pfl_bench.cli.option_text import _meanings, option_lines
 from pfl_bench.cli.parsers import build_parser
 from pfl_bench.config.row_files import bundled_configs, locate
 from tests.helpers import REPOSITORY
@@ -33,7 +33,7 @@ def help_of(*words: str, capsys: Capture) -> str:
 
 @pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words or "program")
 def test_help_ends_with_two_examples_that_the_parser_takes(words: str, capsys: Capture) -> None:
-    assert words in EXAMPLES, "give the command its two examples in pfl_bench/cli/examples.py"
+    assert words in examples(), "give the command its two examples in pfl_bench/cli/examples.txt"
     *_, heading, first, second = help_of(*words.split(), capsys=capsys).splitlines()
     assert heading == "examples:"
     for line in (first, second):
@@ -49,8 +49,8 @@ def test_help_ends_with_two_examples_that_the_parser_takes(words: str, capsys: C
 def test_bundled_rows_of_examples_are_there() -> None:
     named = [
         word
-        for examples in EXAMPLES.values()
-        for example in examples
+        for found in examples().values()
+        for example in found
         for word in example.split()
         if (bundled_configs() / word.partition("/")[0]).is_dir()
     ]
