@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from pfl_bench.cli import run_many
 from pfl_bench.cli.main import EXIT_DONE
@@ -75,18 +75,20 @@ class Ran:
 def run_sweep(sweep: LoadedSweep, arguments: argparse.Namespace, out: Path) -> Ran:
     """Run what is not done of a sweep; print and save its table, and what it costs."""
     if sweep.selection is not None:
-        return _run_selection(sweep, arguments, out)
-    ran = (_run if sweep.optuna is None else _run_proposed)(sweep, arguments, out)
+        ran, words = _run_selection(sweep, arguments, out)
+        # In the order in which the trials were drawn.
+        shown = [result_of(one, summary) for one, summary in ran.runs if summary is not None]
+    else:
+        ran = (_run if sweep.optuna is None else _run_proposed)(sweep, arguments, out)
+        shown = ran.results
+        words = [_words(sweep, ran, out), *_price(sweep, ran.runs, out)] if ran.results else []
     if ran.results:
-        run_many.save_table(out, table_of(sweep, ran.results), arguments, str(arguments.sweep))
-        words = [_words(sweep, ran, out), *_price(sweep, ran.runs, out)]
-        write("\n" + "\n\n".join(words), _stream(arguments))
+        run_many.save_table(out, table_of(sweep, shown), arguments, str(arguments.sweep))
+    if words:
+        text = ("\n" if ran.results else "") + "\n\n".join(words)
+        # A program that reads the table is not to meet any prose in it.
+        write(text, sys.stdout if arguments.format in (None, "md") else sys.stderr)
     return ran
-
-
-def _stream(arguments: argparse.Namespace) -> TextIO:
-    """The stream of prose: a program that reads the table is not to meet any in it."""
-    return sys.stdout if arguments.format in (None, "md") else sys.stderr
 
 
 def _train(
@@ -212,8 +214,12 @@ def _price(sweep: LoadedSweep, ran: _Runs, out: Path) -> list[str]:
     ]
 
 
-def _run_selection(sweep: LoadedSweep, arguments: argparse.Namespace, out: Path) -> Ran:
+def _run_selection(
+    sweep: LoadedSweep, arguments: argparse.Namespace, out: Path
+) -> tuple[Ran, list[str]]:
     """Draw the trials of a sweep with a selection, run what is not done, and record the best.
+
+    What there is to say of it follows the runs.
 
     Guarantee: see ``pfl_bench.runs.selection``.
     """
@@ -224,36 +230,26 @@ def _run_selection(sweep: LoadedSweep, arguments: argparse.Namespace, out: Path)
         )
     trials, record = drawn_trials(sweep, out)
     say(f"{sweep.path}: {len(trials)} trials of {len(sweep.combinations)} points")
-    stream = _stream(arguments)
     if not trials:
-        write(
+        text = (
             "The number of trials was drawn, and is 0: nothing is trained or released. The price "
-            f"counts on that. {_selection_price(record)}",
-            stream,
+            f"counts on that. {_selection_price(record)}"
         )
-        return Ran([], [], True, EXIT_DONE)
+        return Ran([], [], True, EXIT_DONE), [text]
     batch, runs, results = _train(trials, arguments, out)
-    ran = Ran(
-        best_first(sweep, results, batch.summaries),
-        runs,
-        len(results) == len(trials),
-        batch.exit_code(),
-    )
+    found = best_first(sweep, results, batch.summaries)
+    ran = Ran(found, runs, len(results) == len(trials), batch.exit_code())
     if not results:
-        return ran
-    run_many.save_table(out, table_of(sweep, results), arguments, str(arguments.sweep))
-    chosen = best_of(
-        [result.value for result in results], is_lower_better(sweep.metric, batch.summaries)
-    )
+        return ran, []
     if not ran.is_whole:
-        words = [f"{len(results)} of {len(trials)} trials are done: nothing is chosen before all."]
-    elif chosen is None:
-        words = [f"No trial measured {sweep.metric} as a number: nothing is chosen."]
-    else:
-        record_choice(record, trials, chosen, results[chosen].value, out)
-        words = _selection_words(sweep, record, trials[chosen], out)
-    write("\n" + "\n\n".join(words), stream)
-    return ran
+        text = f"{len(results)} of {len(trials)} trials are done: nothing is chosen before all."
+        return ran, [text]
+    is_lower = is_lower_better(sweep.metric, batch.summaries)
+    chosen = best_of([result.value for result in results], is_lower)
+    if chosen is None:
+        return ran, [f"No trial measured {sweep.metric} as a number: nothing is chosen."]
+    record_choice(record, trials, chosen, results[chosen].value, out)
+    return ran, _selection_words(sweep, record, trials[chosen], out)
 
 
 def _selection_words(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pfl_bench.report.canvas import PALETTE, Picture, dashes
@@ -39,15 +39,30 @@ def lines_of(rows: Rows, y: str, x: str = STEP, scale: float = 1.0) -> list[Line
     ]
 
 
-def draw(
+@dataclass(frozen=True)
+class Panel:
+    """One picture, and the chart that the page's script draws in its place (None: it stays)."""
+
+    title: str
+    picture: Picture
+    chart: Chart | None = None
+
+    @property
+    def svg(self) -> str:
+        """The picture as an element of the page."""
+        return self.picture.svg
+
+
+def live_panel(
     identifier: str,
+    title: str,
     description: str,
     chart: Chart,
     lines: Sequence[Line],
     points: int = MAX_POINTS,
     size: tuple[float, float] = SMALL,
-) -> Picture:
-    """Draw lines as a chart has them, with at most so many points each; ``size`` is in inches.
+) -> Panel:
+    """Draw lines on a chart that is yet without them; at most so many points each, size in inches.
 
     A range is drawn around the curves of a chart with a band, and around those of several seeds.
     """
@@ -81,7 +96,8 @@ def draw(
         if chart.limits is not None:
             axes.set_ylim(*chart.limits)
 
-    return Picture(identifier, description, paint, size)
+    chart = replace(chart, lines=tuple((one.runs, one.name, one.style) for one in lines))
+    return Panel(title, Picture(identifier, description, paint, size), chart)
 
 
 def limits(values: Sequence[float]) -> tuple[float, float] | None:

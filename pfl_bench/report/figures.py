@@ -85,7 +85,7 @@ def _boxes(identifier: str, figure: Figure, rows: Rows) -> DrawnFigure:
         lines.append((label, clients, *map(format_value, (*box.percentiles, box.mean))))
         if box.num_runs > 1:
             notes.append(f"{label}: averaged over {box.num_runs} runs, number by number")
-    drawn = [panels.Panel(metric, draw_boxes(identifier, metric, boxes))] if boxes else []
+    drawn = [curves.Panel(metric, draw_boxes(identifier, metric, boxes))] if boxes else []
     return DrawnFigure(
         figure.title,
         f"{metric} over clients, each weighing the same. Box: 25th to 75th percentile; whiskers: "
@@ -129,7 +129,7 @@ def _budgets(identifier: str, figure: Figure, rows: Rows) -> DrawnFigure:
         headings.append("simulated hours")
         lines = [(*line, spent) for line, spent in zip(lines, hours, strict=True)]
     title = f"{metric} {target:g}"
-    drawn = [panels.Panel(title, draw_points(identifier, points))] if points else []
+    drawn = [curves.Panel(title, draw_points(identifier, points))] if points else []
     return DrawnFigure(
         figure.title,
         f"What all clients together computed and sent until {metric} was {target:g}, as seen at "
@@ -158,7 +158,7 @@ def _curves(identifier: str, figure: Figure, rows: Rows) -> DrawnFigure:
     headings = ["row"]
     for metric in figure.metrics:
         headings += [f"{metric}, last", f"{metric}, {_second_column(metric)}"]
-    drawn: list[panels.Panel] = []
+    drawn: list[curves.Panel] = []
     notes: list[str] = []
     cells: dict[str, list[str]] = {label: [] for label in rows}
     for place, metric in enumerate(figure.metrics):
@@ -206,7 +206,7 @@ def _row_numbers(label: str, runs: Sequence[RunRecord], metric: str) -> tuple[li
 
 def _curve_panels(
     identifier: str, metric: str, rows: Rows, words: tuple[str, str], made_up: bool
-) -> Iterator[panels.Panel]:
+) -> Iterator[curves.Panel]:
     """Draw one scalar of all rows, so many a picture. ``words``: the axis, and the ends."""
     unit, ends = words
     x, scale = (CLOCK, 1 / HOUR_S) if unit == "simulated hours" else (STEP, 1.0)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pfl_bench.files import write_atomically
-from pfl_bench.report import panels
+from pfl_bench.report import curves, panels
 from pfl_bench.report.audit import audits
 from pfl_bench.report.costs import budget_table, clock_table, cost_table
 from pfl_bench.report.grid import make_grid
@@ -61,7 +61,7 @@ def write_page(
     learning, clients = panels.learning_panels(groups), panels.client_panels(groups)
     boxes, devices = panels.box_panels(groups), system_panels(groups)
     if save_to is not None:
-        parts: list[Sequence[panels.Panel]] = [figure.panels for figure in figures]
+        parts: list[Sequence[curves.Panel]] = [figure.panels for figure in figures]
         parts += [part.panels for part in learning.values()]
         parts += [clients, boxes, *(part for _, part in devices)]
         _save_figures([panel for part in parts for panel in part], save_to)
@@ -115,14 +115,14 @@ def _asset(name: str) -> str:
     return resources.files("pfl_bench.report").joinpath(name).read_text(encoding="utf-8")
 
 
-def _of_bands(shown: Sequence[panels.Panel]) -> list[str]:
+def _of_bands(shown: Sequence[curves.Panel]) -> list[str]:
     """Scalars over clients that charts draw."""
     charts = [panel.chart for panel in shown if panel.chart is not None]
     keys = [(chart.y, *(chart.band or ())) for chart in charts]
     return list(dict.fromkeys(key for group in keys for key in group))
 
 
-def _save_figures(shown: Sequence[panels.Panel], folder: Path) -> None:
+def _save_figures(shown: Sequence[curves.Panel], folder: Path) -> None:
     """Write each picture for a paper, numbered in the page's order."""
     folder.mkdir(parents=True, exist_ok=True)
     for number, panel in enumerate(shown, start=1):

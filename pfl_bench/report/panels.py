@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from pfl_bench.report import canvas, curves
+from pfl_bench.report.curves import Panel
 from pfl_bench.report.pictures import Box, box_of, draw_boxes
 from pfl_bench.report.results import format_value
 from pfl_bench.report.run_folder import RunRecord
@@ -26,20 +27,6 @@ _PRIVACY_CURVES = {
     "privacy/epsilon_simulated": "epsilon (simulated)",
     "privacy/epsilon_actual": "epsilon (actual)",
 }
-
-
-@dataclass(frozen=True)
-class Panel:
-    """One picture, and the chart that the page's script draws in its place (None: it stays)."""
-
-    title: str
-    picture: canvas.Picture
-    chart: Chart | None = None
-
-    @property
-    def svg(self) -> str:
-        """The picture as an element of the page."""
-        return self.picture.svg
 
 
 @dataclass(frozen=True)
@@ -147,7 +134,7 @@ def client_panels(rows: Rows) -> list[Panel]:
         chart = Chart(STEP, unit, f"{stem}_p50", band=band, limits=limits)
         title = f"{line.name}: {stem.replace('/client_', '/')} over clients"
         points = curves.points_for(len(drawn))
-        panels.append(live_panel(f"d{index}", title, text, chart, [line], points))
+        panels.append(curves.live_panel(f"d{index}", title, text, chart, [line], points))
     return widen(panels)
 
 
@@ -208,20 +195,6 @@ def _client_stem(runs: Sequence[RunRecord]) -> str | None:
     return stems[0] if stems else None
 
 
-def live_panel(
-    identifier: str,
-    title: str,
-    text: str,
-    chart: Chart,
-    lines: Sequence[curves.Line],
-    points: int = curves.MAX_POINTS,
-    size: tuple[float, float] = curves.SMALL,
-) -> Panel:
-    """Draw a chart that is yet without its lines; other arguments are those of ``curves.draw``."""
-    chart = replace(chart, lines=tuple((one.runs, one.name, one.style) for one in lines))
-    return Panel(title, curves.draw(identifier, text, chart, lines, points, size), chart)
-
-
 def small_multiples(
     identifier: str,
     title: str,
@@ -247,7 +220,7 @@ def small_multiples(
         more, last = words(part)
         whole = f"{title}{rows}{more}"
         text = f"{whole} by {chart.x_label}{last}"
-        yield live_panel(f"{identifier}{start}", whole, text, chart, part, points)
+        yield curves.live_panel(f"{identifier}{start}", whole, text, chart, part, points)
 
 
 def _panels(

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from pfl_bench.files import read_metrics
 from pfl_bench.report import curves
 from pfl_bench.report.canvas import INK, PALETTE, Picture
-from pfl_bench.report.panels import Panel, headline_keys, live_panel
+from pfl_bench.report.curves import Panel
+from pfl_bench.report.panels import headline_keys
 from pfl_bench.report.series import CLOCK, HOUR_S, Chart, Rows
 from pfl_bench.simulation.devices.devices import Devices
 from pfl_bench.simulation.devices.timeline import TIMELINES, Outcome, RoundTimeline
@@ -152,7 +153,7 @@ def clock_panel(identifier: str, metric: str, rows: Rows, is_generated: bool) ->
         f"{one.name} {one.curve.y[-1]:.4g} after {one.curve.x[-1]:.4g} h" for one in lines
     )
     chart = Chart(CLOCK, "simulated hours", metric)
-    return live_panel(identifier, title, f"{title}. {ends}", chart, lines, size=curves.WIDE)
+    return curves.live_panel(identifier, title, f"{title}. {ends}", chart, lines, size=curves.WIDE)
 
 
 def _distribution(identifier: str, title: str, unit: str, values: NDArray[np.floating]) -> Panel:

@@ -9,6 +9,7 @@ a sentence for each number that differs; None for data that are only a part.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Mapping
 from itertools import pairwise
@@ -80,19 +81,18 @@ def parts_of(statistics: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 def _source_lines(extra: Mapping[str, Any]) -> list[str]:
     """Lay out what the source held, and how that differs; no line if the store is silent."""
-    source = next((fact for fact in extra.values() if _is_comparison(fact)), None)
-    if source is None:
-        return []
-    published = source["published"]
-    rows = [
-        [name, *(format(own[key], how) for own in (source, published))] for key, name, how in _ROWS
-    ]
-    return [
-        "",
-        f"the source before any choice: {source['counted']}",
-        Table.of(("", "here", published["title"]), rows).to_text(),
-        *(_differences(extra[_DIFFERS]) if _DIFFERS in extra else ()),
-    ]
+    for fact in extra.values():
+        # Stores have facts of other shapes, too.
+        with contextlib.suppress(KeyError, TypeError, ValueError):
+            both = (fact, fact["published"])
+            rows = [[name, *(format(own[key], how) for own in both)] for key, name, how in _ROWS]
+            return [
+                "",
+                f"the source before any choice: {fact['counted']}",
+                Table.of(("", "here", fact["published"]["title"]), rows).to_text(),
+                *(_differences(extra[_DIFFERS]) if _DIFFERS in extra else ()),
+            ]
+    return []
 
 
 def _differences(sentences: Any) -> list[str]:
@@ -101,20 +101,6 @@ def _differences(sentences: Any) -> list[str]:
     if not sentences:
         return ["nothing differs from what was published"]
     return ["differs from what was published:", *(f"  {sentence}" for sentence in sentences)]
-
-
-def _is_comparison(fact: Any) -> bool:
-    """Whether a fact has the shape above; stores of older versions have others."""
-    if not isinstance(fact, Mapping) or not isinstance(fact.get("counted"), str):
-        return False
-    published = fact.get("published")
-    return (
-        isinstance(published, Mapping)
-        and isinstance(published.get("title"), str)
-        and all(
-            isinstance(own.get(key), int | float) for own in (fact, published) for key, *_ in _ROWS
-        )
-    )
 
 
 def _labels(parts: Mapping[str, Any]) -> list[str]:
