@@ -73,18 +73,21 @@ class PaperBug:
         return make_config(self.setting, **{**small, **self.changes, **data})
 
 
-def registering(bugs: list[PaperBug], **defaults: Any) -> Callable[..., Callable[[Plant], Plant]]:
+def registering(
+    bugs: list[Any], make: Callable[..., Any] = PaperBug, **defaults: Any
+) -> Callable[..., Callable[[Plant], Plant]]:
     """A decorator that makes a bug of a function, by whose name it goes.
 
     Args:
         bugs: Takes it in.
+        make: What a bug is made by, of name, description, plant and attributes.
         **defaults: Attributes of all bugs.
     """
 
     def bug(description: str, **attributes: Any) -> Callable[[Plant], Plant]:
         def register(plant: Plant) -> Plant:
             given = {**defaults, **attributes}
-            bugs.append(PaperBug(plant.__name__, description, plant, **given))
+            bugs.append(make(plant.__name__, description, plant, **given))
             return plant
 
         return register

@@ -1,0 +1,48 @@
+"""The fifth list by others: each bug can be planted, and a few are really run."""
+
+from __future__ import annotations
+
+import multiprocessing
+
+import pytest
+
+from tests.sabotage import fifth_table
+from tests.sabotage.fifth_bugs import BUGS, RUNS
+from tests.sabotage.fifth_planting import FifthBug, Patch
+
+# Of DP-SGD, and of a checkpoint, which passed at first sight.
+CHOSEN = ("dpsgd_realised_batch", "checkpoint_algorithm_holds_updates")
+
+
+@pytest.mark.parametrize("bug", RUNS, ids=lambda bug: bug.name)
+def test_can_be_planted(bug: FifthBug) -> None:
+    # A patch raises an error if what it changes is gone.
+    with Patch.context() as patch:
+        bug.plant(patch)
+
+
+def test_the_list_is_whole() -> None:
+    assert len(BUGS) == 87
+    assert sum(bug.shared for bug in BUGS) == 47
+    assert len({bug.name for bug in RUNS}) == len(RUNS)
+    assert all(bug.description.endswith(".") and "|" not in bug.description for bug in RUNS)
+
+
+@pytest.mark.skipif(
+    "fork" not in multiprocessing.get_all_start_methods(), reason="bugs are planted in a fork"
+)
+@pytest.mark.parametrize("name", CHOSEN)
+def test_fails(name: str) -> None:
+    row = fifth_table.row_of(name)
+    assert row.outcome.verdict == "failed", row.outcome.words
+
+
+def test_a_run_that_does_not_end_is_no_finding() -> None:
+    wrong = FifthBug("wrong", "No such row.", lambda patch: None, ("federated.cohort_size=0",))
+    rows = [
+        fifth_table.Row(wrong, fifth_table.Outcome("not run", "exit status 2")),
+        fifth_table.Row(BUGS[0], fifth_table.Outcome("failed", "failed", ("clip_probe",))),
+    ]
+    assert fifth_table.counts(rows)["failed"] == 1
+    page = fifth_table.table(rows)
+    assert fifth_table.listed(page) == {"wrong": "exit status 2", BUGS[0].name: "failed"}
