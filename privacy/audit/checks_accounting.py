@@ -11,7 +11,6 @@ this one's.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from privacy.accountant import ACCOUNTANTS, compose_epsilon
 from privacy.amplification import Composition
@@ -29,8 +28,6 @@ _TOLERANCE = 1e-6
 # By how much PRV's upper bound lies above its estimate: it may be stated with less care.
 _PRV_RESOLUTION, _PRV_RELATIVE_RESOLUTION = 0.01, 0.002
 _OWN_WORD = "; what is composed is the mechanism's own word"
-# Segments of different constants that are still composed one by one.
-_MOST_SEGMENTS = 20
 
 
 def _accounted_rounds(evidence: Evidence, inputs: AuditInputs) -> int:
@@ -45,35 +42,25 @@ def _accounted_rounds(evidence: Evidence, inputs: AuditInputs) -> int:
     return evidence.rounds
 
 
-def compositions(
+def composed(
     evidence: Evidence, inputs: AuditInputs, label: str, rounds: int | None = None
-) -> tuple[list[Composition], int]:
-    """Compositions of the first rounds of one setting, and their number; equal rounds are one.
+) -> tuple[Composition, int]:
+    """Composition of the first rounds of one setting under the first line's constants; the rounds.
 
     By default the rounds are those of the stated epsilons: the recorded ones, or, before the end,
-    those planned. The last segment has those that the others leave. ``ValueError``: the mechanism
-    has no guarantee under these constants, or one is no number.
+    those planned. ``ValueError``: the mechanism has no guarantee under these constants, or one is
+    no number.
     """
-    rounds = left = _accounted_rounds(evidence, inputs) if rounds is None else rounds
-    parts, segments = [], evidence.segments
-    if len(segments) > _MOST_SEGMENTS:
-        raise PrivacyError(f"the constants change {len(segments) - 1} times, too often to compose")
-    for number, segment in enumerate(segments, start=1):
-        constants = segment.constants
-        count = left if number == len(segments) else min(segment.rounds, left)
-        left -= count
-        if not count and number > 1:
-            break
-        parts.append(
-            inputs.composition(
-                str(constants.get("mechanism")),
-                constants.get("mechanism_options") or inputs.configured.mechanism_options,
-                users_of(constants, label),
-                as_number((constants.get(label) or {}).get("noise_multiplier")),
-                count,
-            )
-        )
-    return parts, rounds
+    rounds = _accounted_rounds(evidence, inputs) if rounds is None else rounds
+    constants = evidence.constants
+    composition = inputs.composition(
+        str(constants.get("mechanism")),
+        constants.get("mechanism_options") or inputs.configured.mechanism_options,
+        users_of(constants, label),
+        evidence.constant("noise_multiplier", label),
+        rounds,
+    )
+    return composition, rounds
 
 
 @check(
@@ -90,18 +77,18 @@ def check_epsilon(evidence: Evidence, inputs: AuditInputs, label: str) -> Findin
     values: dict[str, float] = {}
     reasons: dict[str, str] = {}
     try:
-        parts, rounds = compositions(evidence, inputs, label)
+        part, rounds = composed(evidence, inputs, label)
         for accountant in ACCOUNTANTS:
             if accountant == "prv" != own:
                 # The slowest, and never tighter than pld by more than pld's grid.
                 continue
             try:
-                values[accountant] = compose_epsilon(parts, delta, accountant)
+                values[accountant] = compose_epsilon([part], delta, accountant)
             except PrivacyError as error:
                 reasons[accountant] = str(error)
     except (ValueError, ZeroDivisionError) as error:
         return Finding([f"the recorded rounds cannot be accounted: {error}"]).seen("nothing")
-    found.problems, unheld = _composition_problems(evidence, inputs, label, parts, rounds)
+    found.problems, unheld = _composition_problems(evidence, inputs, label, part, rounds)
     floor = 1.0 - _TOLERANCE
     found.add(math.isnan(stated), "the statement has no epsilon")
     if not values:
@@ -144,20 +131,18 @@ def _most(accountant: str, epsilon: float) -> float:
 
 
 def _composition_problems(
-    evidence: Evidence, inputs: AuditInputs, label: str, parts: Sequence[Composition], rounds: int
+    evidence: Evidence, inputs: AuditInputs, label: str, part: Composition, rounds: int
 ) -> tuple[list[str], str]:
     """Contradictions of the composition to the guarantee's words, and what was not compared."""
-    if len(parts) != 1:
-        return [], "; what is composed was not held against the guarantee: the constants change"
     try:
-        described = describe(evidence, inputs, label, rounds, parts[0])
+        described = describe(evidence, inputs, label, rounds, part)
     except (ValueError, ZeroDivisionError) as error:
         return [f"the recorded constants cannot be described: {error}"], ""
     if isinstance(described, str):
         return [], f"{_OWN_WORD}: {described}"
     if described.count == 0 or not described.noise > 0.0:
         return [], ""
-    return contradictions(described, parts[0]), described.note
+    return contradictions(described, part), described.note
 
 
 @check(
@@ -176,8 +161,8 @@ def check_budget(evidence: Evidence, inputs: AuditInputs) -> Finding:
     )
     delta = as_number(inputs.side("simulated").get("delta"))
     try:
-        parts, rounds = compositions(evidence, inputs, "simulated")
-        epsilon = compose_epsilon(parts, delta, own)
+        part, rounds = composed(evidence, inputs, "simulated")
+        epsilon = compose_epsilon([part], delta, own)
     except (ValueError, ZeroDivisionError) as error:
         return Finding([f"no epsilon can be computed: {error}"]).seen("nothing")
     if budget is not None and not epsilon <= budget * (1.0 + _TOLERANCE):

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from privacy.accountant import compose_epsilon
 from privacy.audit.check import Finding, check
-from privacy.audit.checks_accounting import compositions
+from privacy.audit.checks_accounting import composed
 from privacy.audit.errors import IncompleteError
 from privacy.audit.evidence import Evidence
 from privacy.audit.inputs import SIDES, AuditInputs, Metrics, as_number, json_equal
@@ -119,8 +119,8 @@ def _problems_of_epsilon(
         for line in known[:: -(1 + len(known) // _MOST_EPSILONS)]:
             rounds = int(evidence["steps"][line]) if is_example else int(line) + 1
             try:
-                parts, _ = compositions(evidence, inputs, label, rounds)
-                epsilon = compose_epsilon(parts, delta, own)
+                part, _ = composed(evidence, inputs, label, rounds)
+                epsilon = compose_epsilon([part], delta, own)
             except (ValueError, ZeroDivisionError):
                 break  # which the checks of the stated epsilons say
             if not abs(epsilon - values[line]) <= _EPSILON * epsilon:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -152,17 +151,13 @@ def _step_problems(evidence: Evidence, inputs: AuditInputs) -> Iterator[str]:
 def check_constants(evidence: Evidence, inputs: AuditInputs) -> Finding:
     evidence.need_lines()
     found = Finding()
-    for before, after in pairwise(evidence.segments):
-        first, second = before.constants, after.constants
-        keys = sorted({*first, *second})
-        changed = ", ".join(key for key in keys if first.get(key) != second.get(key))
-        found.problems.append(f"{changed} changed in round {after.first_round}")
+    found.problems += (f"{names} changed in round {number}" for number, names in evidence.changes)
     found.problems += [
         f"{name} is not recorded in {count} of {evidence.rounds} lines"
         for name, count in evidence.partly.items()
     ]
     text = f"{evidence.rounds} lines; in each: {', '.join(evidence.constants)}"
-    return found.seen(text, segments=len(evidence.segments))
+    return found.seen(text, segments=1 + len(evidence.changes))
 
 
 @check(

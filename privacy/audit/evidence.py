@@ -66,15 +66,6 @@ _FORM: dict[str, Any] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
-    """Consecutive rounds whose constants are equal."""
-
-    first_round: int  # from 1
-    rounds: int
-    constants: Mapping[str, Any]  # those of ``CONSTANT`` that the lines have
-
-
-@dataclass(frozen=True, slots=True)
 class Evidence:
     """A ledger's content."""
 
@@ -84,7 +75,9 @@ class Evidence:
     columns: Mapping[str, NDArray[np.float64]]
     lacking: frozenset[str]  # names that no line has at all ("probe", "clip_norm")
     partly: Mapping[str, int]  # of names that some lines have and others not: how many have not
-    segments: tuple[Segment, ...]  # the constants, run-length encoded
+    constants: Mapping[str, Any]  # those of ``CONSTANT`` that the first line has
+    # Rounds whose constants are not those of the round before, and what changed; none in any run.
+    changes: tuple[tuple[int, str], ...]
     digests: bytes  # shape (T,), the SHA-256 of each line, 32 bytes each
     has_noise: NDArray[np.bool_]  # shape (T,), bool: whether the line has an observation of noise
     central: CentralColumns  # central parameters, releases and cohorts as the lines have them
@@ -94,11 +87,6 @@ class Evidence:
     def __getitem__(self, name: str) -> NDArray[np.float64]:
         """The column of that name, shape (T,) or (T, k)."""
         return self.columns[name]
-
-    @property
-    def constants(self) -> Mapping[str, Any]:
-        """Those of the first line; empty if there is none."""
-        return self.segments[0].constants if self.segments else {}
 
     def constant(self, key: str, side: str | None = None, default: Any = None) -> float:
         """A number among the constants, or those of a side; NaN if it is none.
@@ -150,7 +138,9 @@ def gather(lines: Iterable[tuple[Mapping[str, Any], str]]) -> Evidence:
     columns = {name: array("d") for name in (*_NAMES, *_WIDTHS)}
     digests, has_noise, missing = bytearray(), array("b"), Counter[str]()
     central, steps, foreign = CentralColumns(), StepColumns(), set[str]()
-    begun: list[tuple[int, dict[str, Any]]] = []  # of each segment, the first round
+    first: dict[str, Any] = {}
+    last: dict[str, Any] | None = None
+    changes: list[tuple[int, str]] = []
     for number, (entry, digest) in enumerate(lines, start=1):
         digests += bytes.fromhex(digest)
         where = f"round {number}"
@@ -171,11 +161,16 @@ def gather(lines: Iterable[tuple[Mapping[str, Any], str]]) -> Evidence:
             columns[name].extend(values.numbers(found, width, f"{where}: '{name}'"))
         has_noise.append(noise is not None)
         constants = {key: entry[key] for key in CONSTANT if key in entry}
-        if not begun or begun[-1][1] != constants:
+        if constants != last:
             _check_kinds(constants, where)
-            begun.append((number, constants))
+            if last is None:
+                first = constants
+            else:
+                keys = sorted({*last, *constants})
+                changed = (key for key in keys if last.get(key) != constants.get(key))
+                changes.append((number, ", ".join(changed)))
+            last = constants
     rounds = len(has_noise)
-    ends = [first for first, _ in begun[1:]] + [rounds + 1]
     return Evidence(
         rounds=rounds,
         columns={
@@ -188,10 +183,8 @@ def gather(lines: Iterable[tuple[Mapping[str, Any], str]]) -> Evidence:
         partly={
             name: count for name, count in missing.items() if count < rounds and name not in _NEW
         },
-        segments=tuple(
-            Segment(first, end - first, constants)
-            for (first, constants), end in zip(begun, ends, strict=False)
-        ),
+        constants=first,
+        changes=tuple(changes),
         digests=bytes(digests),
         has_noise=np.asarray(has_noise).astype(np.bool_),
         central=central,

@@ -21,7 +21,7 @@ from typing import Any
 from privacy.accountant import check_delta, compose_epsilon
 from privacy.amplification import Composition, Participation
 from privacy.audit.check import Check, Finding, conclude
-from privacy.audit.checks_accounting import compositions
+from privacy.audit.checks_accounting import composed
 from privacy.audit.evidence import Evidence
 from privacy.audit.inputs import SIDES, AuditInputs, Compose, as_number
 from privacy.errors import PrivacyError
@@ -67,9 +67,9 @@ def tuned_runs(evidence: Evidence, inputs: AuditInputs, runs: int) -> TunedRuns:
     for label in SIDES:
         delta = as_number(inputs.side(label).get("delta"))
         try:
-            parts, _ = compositions(evidence, inputs, label)
-            together = [repeated(part, runs) for part in parts]
-            epsilons[label] = json_epsilon(compose_epsilon(together, delta, accountant))
+            part, _ = composed(evidence, inputs, label)
+            together = compose_epsilon([repeated(part, runs)], delta, accountant)
+            epsilons[label] = json_epsilon(together)
         except (ArithmeticError, ValueError) as error:
             problems[label] = str(error)
     return TunedRuns(runs, epsilons, problems)
@@ -142,8 +142,8 @@ def _check_side(
         f"epsilon ({side}) is recorded as {stated:.6g}, but comes to {derived:.6g}",
     )
     if evidence is not None:
-        own, _ = compositions(evidence, inputs, side)
-        known = len(own) == 1 and any(_is_within(own[0], plan) for plan in plans)
+        own, _ = composed(evidence, inputs, side)
+        known = any(_is_within(own, plan) for plan in plans)
         found.add(not known, f"the ledger's rounds ({side}) are none of the recorded plans")
     return derived
 
