@@ -13,17 +13,18 @@ or, under an optimizer that is not linear, on other coordinates than the eight.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from privacy.audit.central_steps import CentralOptimizer, steps_of
 from privacy.audit.check import Finding, check
-from privacy.audit.columns import Sketches, sketch_row
 from privacy.audit.errors import IncompleteError, SkippedError
 from privacy.audit.evidence import Evidence
 from privacy.audit.inputs import AuditInputs
+from privacy.recording.central_record import COORDINATES, PROJECTIONS
 
 Array = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -42,6 +43,28 @@ _OLDER = (
 )
 
 
+class Sketches(NamedTuple):
+    """Sketches of one vector a round; NaN where there is none."""
+
+    norm: Array  # shape (T,), L2 norms
+    projections: Array  # shape (T, 2): products with two fixed vectors of signs
+    coordinates: Array  # shape (T, 8): at fixed places; NaN beyond a shorter vector's
+
+    @classmethod
+    def recorded(cls, evidence: Evidence, key: str) -> Sketches:
+        """Those of "central" (before the round's step) or "release"."""
+        return cls(*(evidence[f"{key}.{name}"] for name in cls._fields))
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> Sketches:
+        """One sketch as a ledger has it; NaN for what it lacks."""
+        coordinates = record.get("coordinates", [])
+        short = [None] * (COORDINATES - len(coordinates))
+        rows = ([*coordinates, *short], record.get("projections", [None] * PROJECTIONS))
+        wide, narrow = (np.array([row], np.float64) for row in rows)
+        return cls(np.array([record.get("norm")], np.float64), narrow, wide)
+
+
 @check(
     "central_step",
     "Each round moves the model by the configured central step along its release alone.",
@@ -51,12 +74,12 @@ def check_central_step(evidence: Evidence, inputs: AuditInputs) -> Finding:
     optimizer, found = inputs.central_optimizer, Finding()
     if isinstance(optimizer, str):
         raise SkippedError(optimizer)
-    if evidence.central.missing == evidence.rounds:
+    if not evidence.has_digests:
         raise IncompleteError(_OLDER)
     if evidence.rounds > len(optimizer.rates):
         raise SkippedError("there are more rounds than were configured: see rounds")
-    before, release = evidence.central.sketches("central"), evidence.central.sketches("release")
-    after = _after(evidence, inputs)
+    before, release = (Sketches.recorded(evidence, key) for key in ("central", "release"))
+    after = _after(before, evidence.rounds, inputs)
     compared = np.zeros(evidence.rounds, dtype=np.bool_)
     for what, wrong, seen in _compare(optimizer, before, release, after):
         found.where(
@@ -82,14 +105,13 @@ def check_central_step(evidence: Evidence, inputs: AuditInputs) -> Finding:
     return found.seen(text, rounds=number)
 
 
-def _after(evidence: Evidence, inputs: AuditInputs) -> Sketches:
+def _after(before: Sketches, rounds: int, inputs: AuditInputs) -> Sketches:
     """Sketches after each round's step: the next line's, and the newest checkpoint's."""
-    rows = evidence.central.sketches("central").rows
-    last = np.full((1, rows.shape[1]), np.nan)
-    saved = inputs.saved
-    if saved is not None and saved.central is not None and saved.rounds == evidence.rounds:
-        last[0] = sketch_row(saved.central, "the checkpoint")
-    return Sketches(np.concatenate([rows[1:], last]))
+    saved, last = inputs.saved, Sketches.of({})
+    if saved is not None and saved.central is not None and saved.rounds == rounds:
+        last = Sketches.of(saved.central)
+    pairs = zip(before, last, strict=True)
+    return Sketches(*(np.concatenate([rows[1:], end]) for rows, end in pairs))
 
 
 def _compare(
@@ -163,10 +185,10 @@ def check_central_chain(evidence: Evidence, inputs: AuditInputs) -> Finding:
 
 def _digests(evidence: Evidence, inputs: AuditInputs) -> dict[int, str]:
     """Digests of the model after so many rounds; none at all is an ``IncompleteError``."""
-    digest, numbers = evidence.central.digest, range(1, evidence.rounds + 1)
+    digest, numbers = evidence.digest, range(1, evidence.rounds + 1)
     if inputs.configured.unit == "example":
         # A line of DP-SGD has the digest of the model after its epoch.
         return {number: digest("release", number) for number in numbers}
-    if evidence.central.missing == evidence.rounds:
+    if not evidence.has_digests:
         raise IncompleteError(_OLDER)
     return {number - 1: digest("central", number) for number in numbers}

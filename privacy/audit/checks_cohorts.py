@@ -28,13 +28,12 @@ def check_users_distinct(evidence: Evidence, inputs: AuditInputs) -> Finding:
     canaries, found = np.nan_to_num(evidence["num_canaries"]), Finding()
     found.where("a user is drawn twice", distinct != cohort)
     found.where("the updates are not those of the users drawn", evidence.sent != cohort + canaries)
-    central, is_recorded = evidence.central, evidence.central.missing < evidence.rounds
-    if is_recorded:
-        others = (central.digests("users") != central.digests("trained")).any(axis=1)
+    if evidence.has_digests:
+        others = evidence.all_digests("users") != evidence.all_digests("trained")
         found.where("the updates are those of other users than were drawn", others)
     text = f"{int(np.nansum(cohort))} draws, all distinct in their round; "
     text += f"{int(np.nansum(not_finite))} were not finite"
-    if not is_recorded:
+    if not evidence.has_digests:
         text += "; whose updates came in is not recorded"
     if canaries.any():
         text += f"; {int(canaries.sum())} contributions are canaries'"

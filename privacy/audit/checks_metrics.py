@@ -94,8 +94,8 @@ def _columns(evidence: Evidence, inputs: AuditInputs) -> Iterator[tuple[str, Arr
     if evidence.has("num_clipped", "num_contributions") and not canaries.any():
         clipped = evidence["num_clipped"] / np.maximum(1.0, evidence["num_contributions"])
         yield "privacy/fraction_clipped", clipped, _EXACT
-    if evidence.central.missing < evidence.rounds:
-        yield "train/update_norm", evidence.central.sketches("release").norm, _OF_NORM
+    if evidence.has_digests:
+        yield "train/update_norm", evidence["release.norm"], _OF_NORM
     optimizer = inputs.central_optimizer
     if not isinstance(optimizer, str) and evidence.rounds <= len(optimizer.rates):
         yield "train/central_learning_rate", optimizer.rates[: evidence.rounds], _EXACT

@@ -64,7 +64,7 @@ def check_chain(evidence: Evidence, inputs: AuditInputs) -> Finding:
         # Nothing released, or written by a version that did not name its ledger.
         if digest is None or type(rounds) is not int or not 0 <= rounds <= evidence.rounds:
             continue
-        own = evidence.digest(rounds)
+        own = evidence.digest("line", rounds)
         if digest == own:
             agreeing.append(where)
             continue

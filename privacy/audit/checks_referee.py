@@ -136,9 +136,8 @@ def bounds_of(described: Described, delta: float, near: float) -> Bounds:
         if rate == 1.0:
             epsilon = epsilon_of_mu(2.0 * math.sqrt(count) / noise, delta)
             return Bounds(epsilon, epsilon)
-        # The pairs of data sets: one where all others send the opposite, one where they send zero.
+        # The pair of data sets where all others send the opposite of what the user sends.
         losses = referee.sampled_gaussian_losses(rate, noise / 2.0, count, delta)
-        losses += referee.replaced_gaussian_losses(rate, noise, count, delta)
         dominating = referee.fixed_size_gaussian_loss(rate, noise, count, delta)
         lower = referee.composed_bounds(losses, count, delta, near).lower
         return Bounds(lower, referee.composed_bounds([dominating], count, delta, near).upper)

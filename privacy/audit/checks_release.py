@@ -39,7 +39,7 @@ def check_releases(evidence: Evidence, inputs: AuditInputs) -> Finding:
     if not inputs.claims_noise:
         raise SkippedError("without noise, rounds may well release the same")
     evidence.need_lines()
-    _, first = np.unique(evidence.central.digests("release"), axis=0, return_index=True)
+    _, first = np.unique(evidence.all_digests("release"), return_index=True)
     again, found = np.setdiff1d(np.arange(evidence.rounds), first), Finding()
     if inputs.configured.description.randomizes_clients:
         # The noise is in the reports: where nobody sent one, zeros are released.
@@ -59,7 +59,7 @@ def check_releases(evidence: Evidence, inputs: AuditInputs) -> Finding:
         text += " and by the first elements of their noise"
     # Another norm of the sum says little of a length.
     if evidence.has("noise", "sum_norm") and inputs.configured.description.norm == "l2":
-        if evidence.central.missing == evidence.rounds and not found.problems:
+        if not evidence.has_digests and not found.problems:
             raise IncompleteError(
                 "the ledger does not record the releases: it was written by another version"
             )
@@ -73,7 +73,7 @@ def _compare_lengths(evidence: Evidence, found: Finding) -> int:
     # By the squares of the sum and of the noise, and twice their product.
     squares = length**2 + stddev**2 * evidence["noise.sum_squares"]
     expected = squares + 2.0 * stddev * evidence["noise.dot_sum"] * length
-    norm, divisor = evidence.central.sketches("release").norm, evidence.constant("denominator")
+    norm, divisor = evidence["release.norm"], evidence.constant("denominator")
     release = (norm * divisor) ** 2
     seen = np.isfinite(release) & np.isfinite(expected)
     wrong = seen & ~(np.abs(release - expected) <= _OF_LENGTH * squares)

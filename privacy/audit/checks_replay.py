@@ -140,7 +140,7 @@ def check_cohort_replay(evidence: Evidence, inputs: AuditInputs) -> Finding:
     replay, found = _replay(evidence, inputs), Finding()
     if isinstance(replay.cohort, str):
         raise SkippedError(replay.cohort)
-    if evidence.central.missing == evidence.rounds:
+    if not evidence.has_digests:
         reason = "the ledger has no digest of who took part: it was written by another version"
         raise IncompleteError(reason)
     population = inputs.data.num_units or evidence.constant("population_size", "actual")
@@ -159,7 +159,7 @@ def check_cohort_replay(evidence: Evidence, inputs: AuditInputs) -> Finding:
             raise IncompleteError(
                 f"no cohort can be drawn of {population:g} users ({error})"
             ) from None
-        is_drawn = evidence.central.digest("users", number) == users_digest(users)
+        is_drawn = evidence.digest("users", number) == users_digest(users)
         if not (is_drawn and evidence["realised_cohort"][number - 1] == len(users)):
             wrong.append(number)
         if history is not None and not _returns(evidence, history.add(users, number), number):

@@ -16,11 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privacy.audit import values
-from privacy.audit.columns import FORM, CentralColumns, StepColumns
+from privacy.audit.columns import LISTS, StepColumns
 from privacy.audit.errors import SkippedError
 from privacy.audit.inputs import as_number
 from privacy.description import Description
 from privacy.errors import LedgerError
+from privacy.recording.central_record import COORDINATES, PROJECTIONS
 from privacy.recording.observation import SEGMENTS
 from privacy.recording.shard_observation import REPORT_KEYS
 
@@ -33,11 +34,22 @@ _PLAIN = (
     "largest_norm", "largest_clipped_norm", "sum_norm", "unseen", "watched", "steps",
 )  # fmt: skip
 # Lists of numbers, and how many there are at most.
-_WIDTHS = {"noise.head": HEAD, "noise.segments": SEGMENTS}
+_SKETCH = {"projections": PROJECTIONS, "coordinates": COORDINATES}
+_LISTS = {"noise": {"head": HEAD, "segments": SEGMENTS}, "central": _SKETCH, "release": _SKETCH}
+_WIDTHS = {f"{part}.{key}": width for part, keys in _LISTS.items() for key, width in keys.items()}
+# SHA-256 of the central parameters before the step, of the users drawn, of those whose updates came
+# in, and of the release, which every version records.
+_DIGESTS = ("central", "users", "trained", "release")
 # What older versions did not record.
-_NEW = ("watched", "reports")
+_NEW = ("watched", "reports", "central", "release")
 _NOISE = ("count", "sum", "sum_squares", "dot_sum", "lag_correlation", "rounding", "count_draw")
-_NESTED = {"probe": ("norm", "moved", "bit"), "reports": REPORT_KEYS, "noise": _NOISE}
+_NESTED = {
+    "probe": ("norm", "moved", "bit"),
+    "reports": REPORT_KEYS,
+    "noise": _NOISE,
+    "central": ("norm",),
+    "release": ("norm",),
+}
 _NAMES = (*_PLAIN, *(f"{part}.{key}" for part, keys in _NESTED.items() for key in keys))
 # What must be the same in every line, where lines have it.
 CONSTANT = (
@@ -56,12 +68,13 @@ _RELEASED = dict.fromkeys(("count", "sum_squares"))
 # All that a run writes into a line; options and plug-ins are compared elsewhere.
 _FORM: dict[str, Any] = {
     **dict.fromkeys(("round", "previous", *_PLAIN, *CONSTANT)),
+    **dict.fromkeys(("users_sha256", "trained_sha256", "release_sha256")),
     **dict.fromkeys(("simulated", "actual"), _SIDE),
     "mechanism_description": dict.fromkeys(each.name for each in fields(Description)),
-    **{part: dict.fromkeys(keys) for part, keys in _NESTED.items()},
-    "noise": dict.fromkeys((*_NOISE, "head", "segments")),
+    **{part: dict.fromkeys((*keys, *_LISTS.get(part, ()))) for part, keys in _NESTED.items()},
+    "central": dict.fromkeys(("sha256", "norm", *_SKETCH)),
     "statistics": {"release_sha256": None, "mean": _RELEASED, "square": _RELEASED},
-    **FORM,
+    "observed": dict.fromkeys(LISTS),
 }
 
 
@@ -78,9 +91,9 @@ class Evidence:
     constants: Mapping[str, Any]  # those of ``CONSTANT`` that the first line has
     # Rounds whose constants are not those of the round before, and what changed; none in any run.
     changes: tuple[tuple[int, str], ...]
-    digests: bytes  # shape (T,), the SHA-256 of each line, 32 bytes each
+    digests: Mapping[str, bytes]  # shape (T,) each: 32 bytes of each round, by ``digest``'s keys
     has_noise: NDArray[np.bool_]  # shape (T,), bool: whether the line has an observation of noise
-    central: CentralColumns  # central parameters, releases and cohorts as the lines have them
+    has_digests: bool  # whether some line has all digests
     steps: StepColumns  # what the lines have of the steps of DP-SGD
     foreign: tuple[str, ...]  # dotted names of members of lines that no run writes
 
@@ -101,9 +114,17 @@ class Evidence:
         """Updates (where clients noise them: reports) of each round, not finite ones too; (T,)."""
         return np.asarray(self["num_contributions"] + self["num_nonfinite"])
 
-    def digest(self, rounds: int) -> str:
-        """SHA-256 of a round's line, in hexadecimal; of 0, what the first line begins with."""
-        return self.digests[32 * (rounds - 1) : 32 * rounds].hex() if rounds else "0" * 64
+    def digest(self, key: str, number: int) -> str:
+        """A SHA-256 of a round, from 1, in hexadecimal; zeros for none, and of round 0.
+
+        Keys: "line", "central" (parameters before the step), "users" (drawn), "trained" (whose
+        updates came in) and "release".
+        """
+        return self.digests[key][32 * (number - 1) : 32 * number].hex() if number else "0" * 64
+
+    def all_digests(self, key: str) -> NDArray[np.bytes_]:
+        """Shape (T,): those of ``digest``, to be compared with one another."""
+        return np.frombuffer(self.digests[key], "S32")
 
     def has(self, *names: str) -> bool:
         """Whether some line has each of these keys."""
@@ -136,13 +157,14 @@ def gather(lines: Iterable[tuple[Mapping[str, Any], str]]) -> Evidence:
     A line is let go before the next is asked for. A value of the wrong kind is a ``LedgerError``.
     """
     columns = {name: array("d") for name in (*_NAMES, *_WIDTHS)}
-    digests, has_noise, missing = bytearray(), array("b"), Counter[str]()
-    central, steps, foreign = CentralColumns(), StepColumns(), set[str]()
+    digests = {key: bytearray() for key in ("line", *_DIGESTS)}
+    has_noise, has_digests, missing = array("b"), False, Counter[str]()
+    steps, foreign = StepColumns(), set[str]()
     first: dict[str, Any] = {}
     last: dict[str, Any] | None = None
     changes: list[tuple[int, str]] = []
     for number, (entry, digest) in enumerate(lines, start=1):
-        digests += bytes.fromhex(digest)
+        digests["line"] += bytes.fromhex(digest)
         where = f"round {number}"
         foreign.update(values.unnamed(entry, _FORM))
         for name in _PLAIN:
@@ -152,22 +174,29 @@ def gather(lines: Iterable[tuple[Mapping[str, Any], str]]) -> Evidence:
             for key in keys:
                 name = f"{part}.{key}"
                 columns[name].append(values.number(record.get(key), f"{where}: '{name}'"))
+            for key, width in _LISTS.get(part, {}).items():
+                # A sketch is whole; older versions did not record all of the noise.
+                found = record.get(key, None if record and part != "noise" else [])
+                name = f"{part}.{key}"
+                columns[name].extend(values.numbers(found, width, f"{where}: '{name}'"))
         missing.update(name for name in (*_PLAIN, *_NESTED) if name not in entry)
-        central.take(entry, where)
+        recorded = {key: entry.get(f"{key}_sha256") for key in _DIGESTS}
+        recorded["central"] = (entry.get("central") or {}).get("sha256")
+        has_digests |= None not in recorded.values()
+        for key, value in recorded.items():
+            is_none = value is None and key != "release"
+            name = f"{where}: '{key}_sha256'"
+            digests[key] += bytes(32) if is_none else values.digest(value, name)
         steps.take(entry, where)
-        noise = entry.get("noise")
-        for name, width in _WIDTHS.items():
-            found = [] if noise is None else noise.get(name.removeprefix("noise."), [])
-            columns[name].extend(values.numbers(found, width, f"{where}: '{name}'"))
-        has_noise.append(noise is not None)
+        has_noise.append(entry.get("noise") is not None)
         constants = {key: entry[key] for key in CONSTANT if key in entry}
         if constants != last:
             _check_kinds(constants, where)
             if last is None:
                 first = constants
             else:
-                keys = sorted({*last, *constants})
-                changed = (key for key in keys if last.get(key) != constants.get(key))
+                either = sorted({*last, *constants})
+                changed = (key for key in either if last.get(key) != constants.get(key))
                 changes.append((number, ", ".join(changed)))
             last = constants
     rounds = len(has_noise)
@@ -185,9 +214,9 @@ def gather(lines: Iterable[tuple[Mapping[str, Any], str]]) -> Evidence:
         },
         constants=first,
         changes=tuple(changes),
-        digests=bytes(digests),
+        digests={key: bytes(found) for key, found in digests.items()},
         has_noise=np.asarray(has_noise).astype(np.bool_),
-        central=central,
+        has_digests=has_digests,
         steps=steps,
         foreign=tuple(sorted(foreign)),
     )

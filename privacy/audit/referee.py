@@ -90,30 +90,6 @@ def sampled_gaussian_losses(
     return _sampled(rate, _gaussian_tails(noise), (place, place), nodes, masses)
 
 
-def replaced_gaussian_losses(rate: float, noise: float, count: int, delta: float) -> list[Loss]:
-    """Losses of one pair of data sets whose user is replaced: a lower bound of all pairs.
-
-    All other users send nothing, and the user sends the bound, or its negative. ``rate`` is in
-    (0, 1], ``noise`` in multiples of the clipping bound.
-    """
-    reach = _reach(delta, count) * noise
-    points = gaussian_points(noise, -1.0 - reach, 1.0 + reach)
-
-    def loss_at(x: Array) -> Array:
-        up, down = (log_mixture(rate, (sign * x - 0.5) / noise**2) for sign in (1.0, -1.0))
-        return np.asarray(up - down)
-
-    def place(loss: Array) -> Array:
-        """Interpolated: the loss has no inverse in closed form, but rises."""
-        return np.interp(loss, dense_losses, dense, left=-np.inf, right=np.inf)
-
-    dense = np.linspace(points[0], points[-1], 1 << 20)
-    dense_losses = loss_at(dense)
-    masses = [np.exp(-0.5 * ((points - shift) / noise) ** 2) for shift in (0.0, 1.0)]
-    places = (place, place)
-    return _sampled(rate, _gaussian_tails(noise), places, loss_at(points), masses)[:1]
-
-
 def fixed_size_gaussian_loss(rate: float, noise: float, count: int, delta: float) -> Loss:
     """Loss of a pair that dominates every round of a fixed-size cohort whose user is replaced.
 

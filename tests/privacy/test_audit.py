@@ -437,7 +437,7 @@ def test_the_chain_ends_where_summary_and_checkpoint_say() -> None:
         "the summary",
         "the newest checkpoint",
     ]
-    digest = read(lines).digest(20)
+    digest = read(lines).digest("line", 20)
     assert digest == list(digested(lines))[19][1]
     unfinished = replace(inputs, summary=None, saved=Saved(20, None, digest))
     assert check_chain(read(lines), unfinished).outcome == "passed"

@@ -15,7 +15,8 @@ from pfl_bench.config.training import OptimizerOptions
 from pfl_bench.runs.audit import audit_run
 from pfl_bench.runs.runner import run
 from privacy.audit.central_steps import CentralOptimizer, steps_of
-from privacy.audit.columns import sketch_row
+from privacy.audit.checks_central import Sketches
+from privacy.audit.evidence import gather
 from privacy.errors import LedgerError
 from privacy.recording.central_record import CentralRecord, Sketcher, central_state, users_digest
 from tests.helpers import make_config
@@ -86,7 +87,7 @@ def test_a_sketch_is_linear_and_sees_every_coordinate(length: int) -> None:
     one, other = (torch.from_numpy(rng.normal(size=length).astype(np.float32)) for _ in range(2))
     sketcher = Sketcher(length)
     first, second, both = (
-        np.array(sketch_row(sketcher.sketch(vector), "here"))[1:]
+        np.hstack(Sketches.of(sketcher.sketch(vector))[1:])[0]
         for vector in (one, other, one + other)
     )
     known = np.isfinite(first)
@@ -113,5 +114,6 @@ def test_what_is_recorded_follows_the_memory_of_the_parameters() -> None:
     assert first["users_sha256"] == first["trained_sha256"] == users_digest(users)
     assert second["trained_sha256"] != second["users_sha256"]
     assert second["release"]["norm"] is None
-    with pytest.raises(LedgerError, match="projections"):
-        sketch_row({"projections": 3}, "round 1: 'central'")
+    line = {**first, "release_sha256": "0" * 64, "central": {"projections": 3}}
+    with pytest.raises(LedgerError, match=r"round 1: 'central\.projections' is 3"):
+        gather([(line, "0" * 64)])
