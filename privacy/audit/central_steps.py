@@ -30,10 +30,14 @@ class CentralOptimizer:
     """The central step as configured."""
 
     options: Any  # ``pfl_bench.config.training.OptimizerOptions``, of which fields are read
-    rates: Array  # shape (T,): the learning rate of each round
+    rate: Callable[[int], float]  # the learning rate of a round, from 1
     # An algorithm's own function, from the coordinates of all releases, shape (T, k), to those of
     # the gradients; None for the releases with their sign changed.
     gradient: Callable[[Array], Array] | None = None
+
+    def rates(self, rounds: int) -> Array:
+        """Learning rates of the first rounds, shape (T,)."""
+        return np.array([self.rate(number) for number in range(1, rounds + 1)])
 
     @property
     def is_linear(self) -> bool:
@@ -53,7 +57,7 @@ def steps_of(optimizer: CentralOptimizer, before: Array, release: Array) -> tupl
     decay, zero = 0.0 if options.name == "adamw" else options.weight_decay, torch.zeros(width)
     step, scale = np.empty_like(before), np.empty_like(before)
     for t, (x, g, rate) in enumerate(
-        zip(torch.from_numpy(before), torch.from_numpy(own), optimizer.rates, strict=False)
+        zip(torch.from_numpy(before), torch.from_numpy(own), optimizer.rates(len(own)), strict=True)
     ):
         whole = g + decay * x
         if options.name == "yogi":

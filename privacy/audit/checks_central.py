@@ -76,7 +76,7 @@ def check_central_step(evidence: Evidence, inputs: AuditInputs) -> Finding:
         raise SkippedError(optimizer)
     if not evidence.has_digests:
         raise IncompleteError(_OLDER)
-    if evidence.rounds > len(optimizer.rates):
+    if evidence.rounds > inputs.configured.num_rounds:
         raise SkippedError("there are more rounds than were configured: see rounds")
     before, release = (Sketches.recorded(evidence, key) for key in ("central", "release"))
     after = _after(before, evidence.rounds, inputs)

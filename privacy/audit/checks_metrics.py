@@ -34,7 +34,7 @@ _MOST_EPSILONS = 50
 )
 def check_metrics(evidence: Evidence, inputs: AuditInputs) -> Finding:
     found, metrics = Finding(), inputs.metrics
-    if metrics is None or not len(metrics.rounds):
+    if metrics is None or not metrics.rows:
         evidence.need_lines()
     if metrics is None:
         raise IncompleteError(
@@ -44,7 +44,7 @@ def check_metrics(evidence: Evidence, inputs: AuditInputs) -> Finding:
     compared, absent = [], []
     if not found.problems:
         for what, recorded, tolerance in _columns(evidence, inputs):
-            values = metrics.columns[what]
+            values = metrics.column(what)
             if np.isnan(values).all():
                 absent.append(what)
                 continue
@@ -56,15 +56,15 @@ def check_metrics(evidence: Evidence, inputs: AuditInputs) -> Finding:
             found.where(f"{what} is not what the ledger says", ~same)
         found.problems += _problems_of_epsilon(evidence, inputs, metrics)
         found.problems += _problems_of_selection(inputs, metrics)
-    text = f"{len(metrics.rounds)} lines of metrics; compared: {', '.join(compared) or 'nothing'}"
+    text = f"{len(metrics.rows)} lines of metrics; compared: {', '.join(compared) or 'nothing'}"
     if absent and not found.problems:
         raise IncompleteError(f"{text}; the metrics do not have {', '.join(absent)}")
     return found.seen(text, compared=compared)
 
 
 def _problems_of_rounds(evidence: Evidence, inputs: AuditInputs, metrics: Metrics) -> Iterator[str]:
-    found, recorded = len(metrics.rounds), evidence.rounds
-    if not np.array_equal(metrics.rounds, np.arange(1, found + 1)):
+    found, recorded = len(metrics.rows), evidence.rounds
+    if not np.array_equal(metrics.column("round"), np.arange(1, found + 1)):
         yield "the metrics' rounds are not 1, 2, ... one line each"
     elif inputs.summary is not None and found != recorded:
         yield f"the metrics have {found} rounds, the ledger {recorded}"
@@ -97,8 +97,8 @@ def _columns(evidence: Evidence, inputs: AuditInputs) -> Iterator[tuple[str, Arr
     if evidence.has_digests:
         yield "train/update_norm", evidence["release.norm"], _OF_NORM
     optimizer = inputs.central_optimizer
-    if not isinstance(optimizer, str) and evidence.rounds <= len(optimizer.rates):
-        yield "train/central_learning_rate", optimizer.rates[: evidence.rounds], _EXACT
+    if not isinstance(optimizer, str) and evidence.rounds <= inputs.configured.num_rounds:
+        yield "train/central_learning_rate", optimizer.rates(evidence.rounds), _EXACT
 
 
 def _problems_of_epsilon(
@@ -108,7 +108,7 @@ def _problems_of_epsilon(
     is_example, own = inputs.configured.unit == "example", str(inputs.statement.get("accountant"))
     for label in SIDES:
         name = f"privacy/epsilon_{label}"
-        values, delta = metrics.columns[name], as_number(inputs.side(label).get("delta"))
+        values, delta = metrics.column(name), as_number(inputs.side(label).get("delta"))
         known = np.flatnonzero(np.isfinite(values))
         if (np.diff(values[known]) < 0.0).any():
             yield f"{name} falls from one line to the next"

@@ -7,7 +7,7 @@ skipped and say so.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -27,13 +27,6 @@ if TYPE_CHECKING:
 SIDES = ("simulated", "actual")
 Compose = Callable[[str, Mapping[str, Any], "Participation", float, int], "Composition"]
 DrawUsers = Callable[[int, int], NDArray[np.int64]]
-# Of metrics.jsonl, what an audit compares; other scalars are left out.
-METRICS = (
-    "train/cohort_size", "train/num_nonfinite", "train/num_steps", "train/update_norm",
-    "train/central_learning_rate", "privacy/clip_norm", "privacy/update_noise_stddev",
-    "privacy/fraction_clipped", "privacy/noisy_fraction_unclipped", "privacy/epsilon_simulated",
-    "privacy/epsilon_actual",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,13 +87,15 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """Scalars of a run's rounds (epochs), as ``metrics.jsonl`` has them."""
+    """Scalars of a run's rounds (epochs)."""
 
-    rounds: NDArray[np.int64]  # shape (M,), int64: the round of each line, in the file's order
-    # Shape (M,), float64 each, by name; NaN where a line lacks it.
-    columns: Mapping[str, NDArray[np.float64]]
+    rows: Sequence[Mapping[str, Any]]  # lines of ``metrics.jsonl``, M, each with its "round"
     # The metric that selects the model, and the first round in which it is best; None without.
     best: tuple[str, int] | None = None
+
+    def column(self, name: str) -> NDArray[np.float64]:
+        """A scalar of each line, shape (M,); NaN where a line lacks it."""
+        return np.array([as_number(row.get(name)) for row in self.rows], dtype=np.float64)
 
 
 @dataclass(frozen=True, slots=True)

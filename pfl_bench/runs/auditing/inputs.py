@@ -21,7 +21,6 @@ from pfl_bench.federated.central_gradient import private_gradient
 from pfl_bench.federated.parts import build_algorithm
 from pfl_bench.files import read_json, read_metrics
 from pfl_bench.metrics import lower_is_better
-from pfl_bench.runs.audit_file import LEDGER_FILE
 from pfl_bench.runs.auditing import foreign, saved_form, seeds
 from pfl_bench.runs.auditing.opened import OpenedRun, rebuild
 from pfl_bench.runs.auditing.replay import make_replay
@@ -35,13 +34,11 @@ from pfl_bench.types.layouts import LAYOUTS, unnamed
 from privacy.audit.central_steps import CentralOptimizer
 from privacy.audit.errors import SkippedError
 from privacy.audit.inputs import (
-    METRICS,
     AuditInputs,
     DataAtHand,
     Metrics,
     Saved,
     SeedRecord,
-    as_number,
 )
 from privacy.plan.plan import tensor_digest
 from privacy.recording.central_record import Sketcher, central_state
@@ -93,8 +90,8 @@ def gather_inputs(run: OpenedRun, statement: Mapping[str, Any]) -> AuditInputs:
         summary=summary,
         canaries=canaries,
         attacks=read_attacks(folder, resolved),
-        metrics=None if rows is None else _metric_columns(rows, folder, resolved),
-        central_optimizer=central_optimizer(resolved, run.data, _count_lines(folder)),
+        metrics=None if rows is None else _metrics(rows, summary or {}, resolved),
+        central_optimizer=central_optimizer(resolved, run.data),
         replay=make_replay(run, record.value, statement),
         seed=record,
         rebuilt=rebuild(run, "final" if is_final else "planned"),
@@ -179,40 +176,22 @@ def _plugin_records(run: OpenedRun) -> dict[str, Mapping[str, str]]:
     return {**known, "today": today, "config.yaml": used}
 
 
-def _metric_columns(
-    rows: Sequence[Mapping[str, Any]], folder: Path, resolved: ResolvedConfig
+def _metrics(
+    rows: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], resolved: ResolvedConfig
 ) -> Metrics:
-    """The scalars of ``metrics.jsonl`` that an audit compares."""
-    columns = {
-        name: np.array([as_number(row.get(name)) for row in rows], dtype=np.float64)
-        for name in METRICS
-    }
-    rounds = np.array([row["round"] for row in rows], dtype=np.int64)
-    name = resolved.config.evaluation.select_best
-    values = np.array([as_number(row.get(name or "")) for row in rows], dtype=np.float64)
-    best = None
-    if name is not None and not np.isnan(values).all():
-        summary = read_json(folder / "summary.json") or {}
-        is_lower = lower_is_better(name, summary.get("metric_directions"))
-        place = np.nanargmin(values) if is_lower else np.nanargmax(values)
-        best = (name, int(rounds[place]))
-    return Metrics(rounds, columns, best)
+    """Scalars of rounds, and the round in which the selecting metric is best."""
+    metrics, name = Metrics(rows), resolved.config.evaluation.select_best
+    values = metrics.column(name or "")
+    if name is None or np.isnan(values).all():
+        return metrics
+    is_lower = lower_is_better(name, summary.get("metric_directions"))
+    place = int(np.nanargmin(values) if is_lower else np.nanargmax(values))
+    return replace(metrics, best=(name, rows[place]["round"]))
 
 
-def _count_lines(folder: Path) -> int:
-    path = folder / LEDGER_FILE
-    if not path.is_file():
-        return 0
-    with path.open("rb") as file:
-        return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
-
-
-def central_optimizer(
-    resolved: ResolvedConfig, data: DataAtHand, num_lines: int
-) -> CentralOptimizer | str:
+def central_optimizer(resolved: ResolvedConfig, data: DataAtHand) -> CentralOptimizer | str:
     """The central step as configured; in words, why it is not taken anew.
 
-    Rates are those of ``num_lines`` rounds at most, the ledger's: a configuration may say any.
     An algorithm with a gradient of its own is told the numbers of users and parameters of ``data``.
     """
     options = resolved.config.federated
@@ -228,11 +207,12 @@ def central_optimizer(
                 "not at hand"
             )
         gradient = _own_gradient(resolved, options, whose, data.num_units, data.num_parameters)
-    schedule, rounds = options.central_schedule, options.num_rounds
-    recorded = range(1, min(rounds, num_lines) + 1)
-    factors = [rate_factor(schedule, number, rounds) for number in recorded]
-    rates = options.central_learning_rate * np.array(factors)
-    return CentralOptimizer(options.central_optimizer, rates, gradient)
+
+    def rate(number: int) -> float:
+        factor = rate_factor(options.central_schedule, number, options.num_rounds)
+        return options.central_learning_rate * factor
+
+    return CentralOptimizer(options.central_optimizer, rate, gradient)
 
 
 def _own_gradient(

@@ -148,7 +148,7 @@ def test_a_private_run_needs_steps_that_nobody_sends(tmp_path: Path) -> None:
         run(fednova(privacy=PRIVACY), tmp_path / "refused")
     fixed = {"privacy": PRIVACY, "federated__num_rounds": 1}
     initial = parts_of(fednova(3.0, **fixed)).model.vector
-    unknown = central_optimizer(fednova(3.0, **fixed), DataAtHand(), 1)
+    unknown = central_optimizer(fednova(3.0, **fixed), DataAtHand())
     assert "needs the numbers of users and parameters" in str(unknown)
     moved = []
     for steps in (3.0, 6.0):

@@ -47,7 +47,7 @@ def test_steps_are_those_of_the_optimizer(options: dict[str, Any]) -> None:
         central.grad = -torch.from_numpy(release)
         optimizer.step()
     after = [*before[1:], central.numpy().astype(np.float64)]
-    own = CentralOptimizer(chosen, rates)
+    own = CentralOptimizer(chosen, lambda number: float(rates[number - 1]))
     step, scale = steps_of(own, np.array(before), releases.astype(np.float64))
     moved = np.array(after) - np.array(before)
     known = np.isfinite(step)
