@@ -145,13 +145,13 @@ class Claim:
     """A check that can be made of any run."""
 
     name: str  # of the checks; "{}" stands for a label
-    text: str  # the claim; "{}" stands for a label, and members of "inputs" can be named
+    text: str  # the claim; "{}" stands for a label
     # Looks at a run's evidence and inputs, and at a label if there is one.
     body: Callable[..., Finding]
 
     def __call__(self, evidence: Evidence, inputs: AuditInputs, *label: str) -> Check:
         """Make the check; ``label`` is a side, where the name has a place for it."""
-        name, claim = self.name.format(*label), self.text.format(*label, inputs=inputs)
+        name, claim = self.name.format(*label), self.text.format(*label)
         # A ledger that was tampered with may hold any number. What comes of it is NaN or infinite,
         # which no check takes for a pass.
         with np.errstate(all="ignore"), warnings.catch_warnings():

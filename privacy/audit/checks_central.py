@@ -17,14 +17,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from privacy.audit.central_steps import CentralOptimizer, steps_of
 from privacy.audit.check import Finding, check
 from privacy.audit.errors import IncompleteError, SkippedError
 from privacy.audit.evidence import Evidence
-from privacy.audit.inputs import AuditInputs
+from privacy.audit.inputs import AuditInputs, CentralOptimizer
 from privacy.recording.central_record import COORDINATES, PROJECTIONS
+from privacy.reference.central import Optimizer
 
 Array = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -37,6 +38,9 @@ _OF_PARAMETERS = 32.0 * 2.0**-24
 # Of a whole vector's norm, in a projection, float32 arithmetic of the step likewise.
 _OF_RELEASES = 1e-5
 _LARGEST_FLOAT32 = 3.4e38
+# Nearer than this times the root of the rounds, relative, rounding decides the sign by which Yogi's
+# second moment moves: the rounding of each round adds up like a random walk.
+_UNDECIDED = 1e-6
 _OLDER = (
     "the ledger does not record the central parameters and the releases: it was written by another "
     "version, or lines were stripped, and that the model moved along the releases alone is unknown"
@@ -129,6 +133,29 @@ def _compare(
         allowed = _OF_RELEASES * scale[:, :1] + _OF_PARAMETERS * (norm + scale[:, :1])
         expected = before.projections + step[:, 1:]
         yield "projections", *_differs(expected, after.projections, allowed)
+
+
+def steps_of(optimizer: CentralOptimizer, before: Array, release: Array) -> tuple[Array, Array]:
+    """Steps: what each adds, and its scale, which is its size if no terms cancelled.
+
+    ``before`` and ``release`` are coordinates (or, for sgd, projections) of the parameters before
+    each step and of the releases. All have shape (T, k); NaN where a step cannot be told.
+    """
+    own = -release if optimizer.gradient is None else optimizer.gradient(release)
+    options, width = optimizer.options, before.shape[1]
+    steps, sizes = Optimizer(options, width), Optimizer(options, width)
+    decay, zero = 0.0 if options.name == "adamw" else options.weight_decay, torch.zeros(width)
+    step, scale = np.empty_like(before), np.empty_like(before)
+    for t, (x, g, rate) in enumerate(
+        zip(torch.from_numpy(before), torch.from_numpy(own), optimizer.rates(len(own)), strict=True)
+    ):
+        whole = g + decay * x
+        if options.name == "yogi":
+            near = (steps.second - whole**2).abs() < _UNDECIDED * (t + 1.0) ** 0.5 * whole**2
+            steps.second[near] = torch.nan
+        step[t] = steps.step(x, g, rate) - x
+        scale[t] = -sizes.step(zero, whole.abs(), rate)
+    return step, scale
 
 
 def _differs(expected: Array, found: Array, allowed: Array) -> tuple[Bools, Bools]:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from privacy.audit.central_steps import CentralOptimizer
 from privacy.description import Description
 from privacy.errors import PrivacyError
 from privacy.mechanism import ReplayedNoise
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
 SIDES = ("simulated", "actual")
 Compose = Callable[[str, Mapping[str, Any], "Participation", float, int], "Composition"]
 DrawUsers = Callable[[int, int], NDArray[np.int64]]
+Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,9 +93,29 @@ class Metrics:
     # The metric that selects the model, and the first round in which it is best; None without.
     best: tuple[str, int] | None = None
 
-    def column(self, name: str) -> NDArray[np.float64]:
+    def column(self, name: str) -> Array:
         """A scalar of each line, shape (M,); NaN where a line lacks it."""
         return np.array([as_number(row.get(name)) for row in self.rows], dtype=np.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class CentralOptimizer:
+    """The central step as configured."""
+
+    options: Any  # ``pfl_bench.config.training.OptimizerOptions``, of which fields are read
+    rate: Callable[[int], float]  # the learning rate of a round, from 1
+    # An algorithm's own function, from the coordinates of all releases, shape (T, k), to those of
+    # the gradients; None for the releases with their sign changed.
+    gradient: Callable[[Array], Array] | None = None
+
+    def rates(self, rounds: int) -> Array:
+        """Learning rates of the first rounds, shape (T,)."""
+        return np.array([self.rate(number) for number in range(1, rounds + 1)])
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether a step is linear in parameters and releases, so that projections follow it."""
+        return self.options.name == "sgd" and self.gradient is None
 
 
 @dataclass(frozen=True, slots=True)

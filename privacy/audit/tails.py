@@ -11,7 +11,6 @@ Bernstein bounds); Laurent and Massart 2000, lemma 1 (weighted chi-squares).
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any
 
@@ -26,14 +25,6 @@ _LAPLACE_FOURTH_MOMENT = 6.0
 _LAPLACE_LARGEST = np.geomspace(2.0, 200.0, 60)
 
 Array = NDArray[np.float64]
-
-
-@functools.cache
-def law(shape: str) -> Any:
-    """The law of one draw of variance 1, as of ``scipy.stats``."""
-    from scipy import stats
-
-    return stats.laplace(scale=_LAPLACE_SCALE) if shape == "laplace" else stats.norm()
 
 
 def squares(shape: str, total: Array | float, count: Array | float, slack: Array | float) -> Array:
@@ -84,7 +75,10 @@ def distance(shape: str, draws: Array) -> tuple[float, float]:
 
     And a bound of its p-value, by the DKW inequality.
     """
-    values = law(shape).cdf(np.sort(draws))
+    from scipy import stats
+
+    law: Any = stats.laplace(scale=_LAPLACE_SCALE) if shape == "laplace" else stats.norm()
+    values = law.cdf(np.sort(draws))
     steps = np.arange(len(draws) + 1) / max(1, len(draws))
     gap = float(max(np.abs(values - steps[1:]).max(), np.abs(values - steps[:-1]).max()))
     return gap, min(1.0, 2.0 * math.exp(-2.0 * len(draws) * gap**2))

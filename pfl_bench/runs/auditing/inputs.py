@@ -21,7 +21,7 @@ from pfl_bench.federated.central_gradient import private_gradient
 from pfl_bench.federated.parts import build_algorithm
 from pfl_bench.files import read_json, read_metrics
 from pfl_bench.metrics import lower_is_better
-from pfl_bench.runs.auditing import foreign, saved_form, seeds
+from pfl_bench.runs.auditing import foreign, seeds
 from pfl_bench.runs.auditing.opened import OpenedRun, rebuild
 from pfl_bench.runs.auditing.replay import make_replay
 from pfl_bench.runs.base_plan import compose_of, configured_of
@@ -31,10 +31,10 @@ from pfl_bench.simulation.devices.cohorts import digest_of
 from pfl_bench.simulation.devices.timeline import TIMELINES
 from pfl_bench.types import Algorithm, UserInputError
 from pfl_bench.types.layouts import LAYOUTS, unnamed
-from privacy.audit.central_steps import CentralOptimizer
 from privacy.audit.errors import SkippedError
 from privacy.audit.inputs import (
     AuditInputs,
+    CentralOptimizer,
     DataAtHand,
     Metrics,
     Saved,
@@ -54,14 +54,14 @@ def gather_inputs(run: OpenedRun, statement: Mapping[str, Any]) -> AuditInputs:
     others: list[str] = []
     rows = read_metrics(folder / METRICS_FILE) if (folder / METRICS_FILE).is_file() else None
     summary, canaries = (read_json(folder / name) for name in ("summary.json", "canaries.json"))
-    read, starts, form = [], list[Any](), saved_form.saved_form(run)
+    read, starts, form = [], list[Any](), foreign.saved_form(run)
     lines = {row["round"]: row for row in rows or ()}
     for path in steps_saved(folder / "checkpoints").values():
         state = load(path)
         read.append(_read_saved(path, state))
         watched, row = state.get("divergence"), lines.get(read[-1][0].rounds, {})
         starts.append(watched.get("start") if isinstance(watched, Mapping) else None)
-        found = saved_form.problems(run, form, state, row, summary or {}, starts[0])
+        found = foreign.problems_of_saved(run, form, state, row, summary or {}, starts[0])
         others += (f"{path.name}: {problem}" for problem in found)
     saved, seed = read[-1] if read else (None, None)
     stated = (summary or {}).get("metrics") or {}

@@ -95,7 +95,8 @@ def check_outcome(
     found.problems += _canary_problems(read_json(run.folder / "canaries.json") or {}, rows)
     differing = [*_other_start(run, saved or {})]
     try:
-        text = _metrics(run, summary, saved, rows, seconds, differing)
+        text, others = _metrics(run, summary, saved, rows, seconds)
+        differing += others
     except SkippedError as error:
         text = f"its names; metrics not computed anew: {error}"
     if differing and not is_of_this_machine and not found.problems:
@@ -235,9 +236,8 @@ def _metrics(
     saved: Mapping[str, Any] | None,
     rows: Sequence[Mapping[str, Any]],
     seconds: float,
-    differing: list[str],
-) -> str:
-    """Put metrics that are not what the model comes to with what differs; what was looked at."""
+) -> tuple[str, list[str]]:
+    """Text of what was looked at, and metrics that are not what the models come to."""
     assert not isinstance(run.opened, str)
     (task, model), config = run.opened, run.resolved.config
     stated = summary.get("metrics") or {}
@@ -252,7 +252,7 @@ def _metrics(
     if tensor_digest(vector) != summary.get("model_sha256"):
         raise SkippedError("the newest checkpoint has another model: see central_chain")
     before, seen, plain = model.vector.clone(), list[str](), set[str]()
-    families = families_of(task, config)
+    differing, families = list[str](), families_of(task, config)
     try:
         forward = build_forward(run.resolved, task, model)
         evaluator = Evaluator(config, task, model, forward, None)
@@ -281,7 +281,7 @@ def _metrics(
         raise SkippedError(str(error)) from None
     finally:
         model.vector.copy_(before)
-    return "; ".join(["its names", *seen])
+    return "; ".join(["its names", *seen]), differing
 
 
 def _evaluated(

@@ -14,9 +14,9 @@ from pfl_bench.client.optimizers import build_optimizer, set_rate
 from pfl_bench.config.training import OptimizerOptions
 from pfl_bench.runs.audit import audit_run
 from pfl_bench.runs.runner import run
-from privacy.audit.central_steps import CentralOptimizer, steps_of
-from privacy.audit.checks_central import Sketches
+from privacy.audit.checks_central import Sketches, steps_of
 from privacy.audit.evidence import gather
+from privacy.audit.inputs import CentralOptimizer
 from privacy.errors import LedgerError
 from privacy.recording.central_record import CentralRecord, Sketcher, central_state, users_digest
 from tests.helpers import make_config
