@@ -174,33 +174,33 @@ def _differs(expected: Array, found: Array, allowed: Array) -> tuple[Bools, Bool
 def check_central_chain(evidence: Evidence, inputs: AuditInputs) -> Finding:
     evidence.need_lines()
     found, agreeing, digests = Finding(), [], _digests(evidence, inputs)
-    first, initial = digests.get(0), inputs.data.initial_sha256
-    if initial is not None and first is not None:
-        agreeing.append("the initial model")
-        other = "the first round did not begin with the model that is configured"
-        found.add(initial != first, other)
+
+    def hold(number: Any, digest: str | None, what: str, other: str) -> None:
+        """Hold a model against that of a round, where both are known."""
+        if isinstance(number, int) and number in digests and digest is not None:
+            agreeing.append(what)
+            found.add(digests[number] != digest, other)
+
+    other = "the first round did not begin with the model that is configured"
+    hold(0, inputs.data.initial_sha256, "the initial model", other)
     saved, summary = inputs.saved, inputs.summary
     for one in (*inputs.older, *([] if saved is None else [saved])):
         where = f"the checkpoint of round {one.rounds}"
         if one.central is not None:
-            if one.rounds in digests:
-                agreeing.append(where)
-            other = f"{where} holds another model than the ledger has after that round"
             held = one.central["sha256"]
-            found.add(digests.setdefault(one.rounds, held) != held, other)
-        if one.best is not None and one.best[0] in digests:
-            best, kept = one.best
-            agreeing.append(f"the model that it keeps as the best, of round {best}")
-            other = f"the model that {where} keeps as the best is not that of round {best}"
-            found.add(digests[best] != kept, other)
+            other = f"{where} holds another model than the ledger has after that round"
+            hold(one.rounds, held, where, other)
+            digests.setdefault(one.rounds, held)
+        if one.best is not None:
+            what = f"the model that it keeps as the best, of round {one.best[0]}"
+            other = f"the model that {where} keeps as the best is not that of round {one.best[0]}"
+            hold(*one.best, what, other)
     has_model = summary is not None and isinstance(summary.get("model_sha256"), str)
     if summary is not None and has_model:
         chosen = summary.get("selected")
         number = chosen if isinstance(chosen, int) else summary.get("rounds")
-        if isinstance(number, int) and number in digests:
-            agreeing.append(f"the evaluated model, of round {number}")
-            other = f"the model that was evaluated is not that of round {number}"
-            found.add(digests[number] != summary["model_sha256"], other)
+        other = f"the model that was evaluated is not that of round {number}"
+        hold(number, summary["model_sha256"], f"the evaluated model, of round {number}", other)
     text = f"by digest: {', '.join(agreeing) or 'nothing'}"
     if not found.problems and summary is not None and not has_model:
         why = "the summary does not name the model that was evaluated (written by another version)"
