@@ -6,6 +6,7 @@ compared: members, shapes of tensors, and values that are on record.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import fields
@@ -67,6 +68,9 @@ _FILES = (
 )  # fmt: skip
 # Of these, what is written for people alone.
 TEXTS = ("run.log", "report.html")
+# A notice has four, those of an engine's candidates; a vector that was printed has more.
+_MOST_VALUES = 12
+_VALUE = re.compile(r"\d\.\d")
 
 
 def environment(environment: Mapping[str, Any]) -> Iterator[str]:
@@ -114,6 +118,16 @@ def measured(run: OpenedRun, found: Iterable[str]) -> set[str]:
             return names_measured(config, *run.opened)
     splits = {*config.evaluation.splits, *config.evaluation.final_splits}
     return {name for name in found if name.partition("/")[0] in splits}
+
+
+def logged(folder: Path) -> Iterator[str]:
+    """Lines of ``run.log`` that have more values than a notice, in words."""
+    path = folder / "run.log"
+    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        count = len(_VALUE.findall(line))
+        if count > _MOST_VALUES:
+            yield f"line {number}, of {count} values"
 
 
 def replaced_lines(folder: Path, resumptions: Any) -> Iterator[str]:

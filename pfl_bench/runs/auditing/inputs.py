@@ -77,6 +77,7 @@ def gather_inputs(run: OpenedRun, statement: Mapping[str, Any]) -> AuditInputs:
         ("summary.json", foreign.results(summary or {}, measured)),
         ("canaries.json", unnamed(canaries or {}, LAYOUTS["canaries.json"])),
         (TIMELINES, foreign.timelines(folder)),
+        ("run.log", foreign.logged(folder)),
     ):
         others += (f"{file}: {name}: no run writes it" for name in names)
     record, is_final = _read_seed(run, seed), statement["status"] == "final"

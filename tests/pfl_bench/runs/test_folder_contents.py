@@ -11,6 +11,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -208,6 +209,9 @@ def test_what_no_run_writes_of_canaries_strata_and_devices_fails(tmp_path: Path)
     assert "canaries.json: clients: no run writes it" in said
     said = failure(path, "strata.json", '{"train": {"3": [1, 0]}}')
     assert "strata.json: no run of this configuration writes it" in said
+    log = (path / "run.log").read_text()
+    said = failure(path, "run.log", f"{log}round 2: mean {np.linspace(0, 1, 13).tolist()}\n")
+    assert "run.log: line 2, of 13 values: no run writes it" in said
     said = failure(path, "timelines.jsonl", "")
     assert "timelines.jsonl: no run of this configuration writes it" in said
 
