@@ -112,6 +112,7 @@ def _counted(aggregate: Any, update: Any, clip_norm: float) -> Any:
 def velocity_kept_between_clients(patch: Patch) -> None:
     def training(real: Any) -> Any:
         def train_client(self: Any, *arguments: Any) -> Any:
+            # Never zeroed, it begins as what was in its memory: the run may diverge.
             velocity, zero = self._velocity, torch.Tensor.zero_
 
             def zero_others(tensor: Any) -> Any:

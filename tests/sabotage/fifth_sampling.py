@@ -90,9 +90,11 @@ def sampled_by_size(patch: Patch) -> None:
     _change_draw(patch, draw)
 
 
+# Of cohorts of 2, with which it was planted, the seed that this code derives has none that is empty
+# in 12 rounds, so that nothing was drawn again: that was no bug.
 @bug(
     "Empty cohorts are drawn again.",
-    settings=gaussian_with("federated.cohort_size=2", "privacy.noise_cohort_size=2"),
+    settings=gaussian_with("federated.cohort_size=1", "privacy.noise_cohort_size=1"),
 )
 def empty_cohort_redrawn(patch: Patch) -> None:
     def draw(sampler: Any, real: Any, rng: Any, index: int) -> Any:
