@@ -112,9 +112,10 @@ def _check_event(event: Any, adjacency: str, accountant: str) -> None:
         )
     noise = _noise_of(event)
     if noise != 0.0 and not _NOISE_RANGE[0] <= noise <= _NOISE_RANGE[1]:
+        what = "share of random reports" if kind == "randomized response" else "noise multiplier"
         raise PrivacyError(
-            f"the noise multiplier is {noise!r}, but must be 0, or from {_NOISE_RANGE[0]:g} to "
-            f"{_NOISE_RANGE[1]:g}; usual ones are from 0.3 to 100"
+            f"the {what} is {noise!r}, but must be 0, or from {_NOISE_RANGE[0]:g} to "
+            f"{_NOISE_RANGE[1]:g}; usual noise multipliers are from 0.3 to 100"
         )
 
 

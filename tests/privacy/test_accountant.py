@@ -305,6 +305,9 @@ def test_randomized_response_counts_every_answer() -> None:
     assert compose_epsilon([answers], 1e-3, "pld") < 8 * epsilon_of_one
     with pytest.raises(PlanError, match="use the accountant pld"):
         compose_epsilon([answers], 1e-5, "prv")
+    rare = Composition(dp_event.RandomizedResponseDpEvent(1e-109, 2), 8, "replace-one")
+    with pytest.raises(PrivacyError, match="the share of random reports is 1e-109, but must be 0"):
+        compose_epsilon([rare], 1e-5, "pld")
 
 
 def test_a_replaced_user_and_an_added_one_are_not_composed_together() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,28 @@ from tasks.digits import task
 from tests.helpers import central_of
 from tests.sabotage.paper_bugs import BUGS
 from tests.sabotage.paper_planting import PaperBug, drive
+
+# Rounds that most bugs need to show themselves.
+FEW = 8
+# These change nothing before; nor do bugs of a resumption.
+LATE = {
+    "adaptive_rate_doubles",
+    "clip_doubled_in_last_round",
+    "noise_missing_once_in_one_parameter",
+    "noise_of_first_round_in_last",
+    "privunit_short_update_sends_nothing",
+    "released_model_chosen_by_training_loss",
+    "step_bare_in_last_round",
+    "sum_of_worker_taken_twice",
+}
+
+
+def few_rounds(bug: PaperBug) -> PaperBug:
+    """The bug in a shorter run, where it shows itself there."""
+    rounds = "federated__num_rounds"
+    if bug.name in LATE or bug.interrupt_after or bug.config.config.federated is None:
+        return bug
+    return replace(bug, changes={**bug.changes, rounds: min(FEW, bug.changes.get(rounds, FEW))})
 
 
 @dataclass(frozen=True)
@@ -73,6 +95,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[PaperB
 def test_changes_what_it_says(
     bug: PaperBug, sound: Callable[[PaperBug], Outcome], tmp_path: Path
 ) -> None:
+    bug = few_rounds(bug)
     expected = sound(bug)
     outcome = Outcome.of(bug, tmp_path / "run", planted=True)
     assert outcome.summary["status"] == "finished"
@@ -85,5 +108,6 @@ def test_changes_what_it_says(
 
 def test_names_and_descriptions_are_whole() -> None:
     assert len({bug.name for bug in BUGS}) == len(BUGS) >= 90
+    assert {bug.name for bug in BUGS} >= LATE
     for bug in BUGS:
         assert bug.description.endswith(".")
