@@ -84,7 +84,7 @@ def _lines(folder: Path, done: RunAudit) -> Iterator[str]:
     yield ""
     if done.verdict == "incomplete":
         names = _names(check for check in done.checks if check.outcome == "incomplete")
-        text = f"Not checked, or not in full, because the folder lacks what they need: {names}"
+        text = f"Not checked, or not in full, for lack of what is named above: {names}"
         yield from _wrapped(text, "  ")
     counts = ", ".join(f"{outcomes.count(outcome)} {outcome}" for outcome in OUTCOMES)
     status, _, rest = done.words.partition(":")

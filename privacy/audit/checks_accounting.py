@@ -16,7 +16,7 @@ from privacy.accountant import ACCOUNTANTS, compose_epsilon
 from privacy.amplification import Composition
 from privacy.audit.check import Finding, check
 from privacy.audit.described import contradictions, describe
-from privacy.audit.errors import SkippedError
+from privacy.audit.errors import IncompleteError, SkippedError
 from privacy.audit.evidence import Evidence
 from privacy.audit.inputs import AuditInputs, as_number
 from privacy.audit.own_schemes import users_of
@@ -28,6 +28,10 @@ _TOLERANCE = 1e-6
 # By how much PRV's upper bound lies above its estimate: it may be stated with less care.
 _PRV_RESOLUTION, _PRV_RELATIVE_RESOLUTION = 0.01, 0.002
 _OWN_WORD = "; what is composed is the mechanism's own word"
+_MEND = (
+    "It is computed apart where the mechanism's DESCRIPTION states law, stddev and, of correlated "
+    "noise, strategy (docs/tutorials/own_method.md), under a sampling scheme of the toolkit"
+)
 
 
 def _accounted_rounds(evidence: Evidence, inputs: AuditInputs) -> int:
@@ -108,7 +112,7 @@ def check_epsilon(evidence: Evidence, inputs: AuditInputs, label: str) -> Findin
         )
     if _OWN_WORD in unheld and not found.problems:
         # Its epsilons are right of what it says, of which nothing else says that it is true.
-        raise SkippedError(unheld.removeprefix("; "))
+        raise IncompleteError(f"{unheld.removeprefix('; ')}. {_MEND}")
     computed = ", ".join(f"{key} {value:.6g}" for key, value in values.items())
     able = f"; not by {', '.join(reasons)}" if reasons else ""
     return found.seen(

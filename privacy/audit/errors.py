@@ -16,6 +16,6 @@ class SkippedError(Exception):
 
 
 class IncompleteError(SkippedError):
-    """The check cannot be made because the run's folder lacks something."""
+    """The check cannot be made because the folder, or what a plug-in states, lacks something."""
 
     outcome = "incomplete"
