@@ -26,11 +26,14 @@ def main(arguments: argparse.Namespace) -> int:
     if arguments.audit:
         runs = [run if _is_audited(run) else replace(run, is_audit_believed=False) for run in runs]
     shown = write_leaderboard(runs, standings(runs), out)
+    written = read_json(data_out) or {}
     if arguments.json:
-        answer_json(read_json(data_out))
+        answer_json(written)
     for board in () if arguments.json else shown:
         write(f"\n{board.title} ({board.about})\n")
         print_table(board.table)
+    for run, why in written["left_out"].items():
+        say(f"left out: {run}: {why}")
     say(f"\nleaderboard: {out.resolve()}\ndata: {data_out.resolve()}")
     return 0 if len(runs) == len(found) else 1
 

@@ -208,7 +208,7 @@ def _line(row: Row, notes: list[str]) -> list[str | Cell]:
     utility, privacy, cost = row.utility, row.privacy, row.cost
     changes = ", ".join(row.changes)
     said = [f"no rank: {'; '.join(row.unranked)}" if row.unranked else "", row.note]
-    notice = "; ".join(filter(None, [*said, f"not the row: {changes}" if changes else ""]))
+    notice = ". ".join(filter(None, [*said, f"not the row: {changes}" if changes else ""]))
     if notice and notice not in notes:
         notes.append(notice)
     mark = notes.index(notice) + 1 if notice else None

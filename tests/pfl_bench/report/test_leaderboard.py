@@ -203,7 +203,7 @@ def test_another_setting_is_another_row_and_another_seed_or_device_is_not(tmp_pa
     assert other["changes"] == ["task.num_users 300 -> null"]
 
 
-def test_runs_without_a_number_to_rank_by_are_named(tmp_path: Path) -> None:
+def test_runs_without_a_number_to_rank_by_are_named(tmp_path: Path, capsys: Capture) -> None:
     write_run(tmp_path / "a", "a", "federated")
     write_run(tmp_path / "b", "b", "federated", finished=False)
     sweep = write_run(tmp_path / "c", "c", "federated", expected=False)
@@ -217,6 +217,9 @@ def test_runs_without_a_number_to_rank_by_are_named(tmp_path: Path) -> None:
         str(tmp_path / "c"): "no final metrics, as those of a sweep",
     }
     assert all(path in (tmp_path / "b.html").read_text() for path in left_out)
+    assert main(["leaderboard", str(tmp_path), "--out", str(tmp_path / "c.html")]) == 0
+    said = capsys.readouterr().err
+    assert all(f"left out: {path}: {why}" in said for path, why in left_out.items())
 
 
 def test_a_record_gives_the_lines_of_the_table_again(tmp_path: Path) -> None:
