@@ -35,8 +35,11 @@ def test_ones_own_private_row_stands_beside_fedavg_s(
     report = (tmp_path / "runs" / "comparison" / "report.html").read_text(encoding="utf-8")
     assert "demo-private-federated" in report
     assert "mine-nesterov" in report
-    audited = tmp_path / "runs" / "comparison" / "nesterov" / "seed-0" / "audit.json"
-    assert json.loads(audited.read_text())["verdict"] == "passed"
+    folder = tmp_path / "runs" / "comparison" / "nesterov" / "seed-0"
+    audited = json.loads((folder / "audit.json").read_text())
+    assert audited["verdict"] == "passed"
+    (step,) = [check for check in audited["checks"] if check["name"] == "central_step"]
+    assert step["outcome"] == "passed", "the page says so"
 
 
 def test_the_page_s_row_is_fedavg_s_but_for_the_algorithm() -> None:
