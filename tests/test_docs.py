@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import shlex
 import subprocess
@@ -14,6 +15,7 @@ from pfl_bench.cli.main import _parse
 from pfl_bench.cli.parsers import build_parser
 from pfl_bench.config.loading import load_config
 from pfl_bench.config.row_files import kind_of, rows_below
+from pfl_bench.config.sweeps import load_sweep
 from tests.helpers import REPOSITORY
 
 # Paths of other projects' repositories.
@@ -133,6 +135,38 @@ def test_commands_in_the_documents_are_understood(path: Path) -> None:
         assert row is None or row in written, row
         for word in arguments:
             yaml.safe_load(word.partition("=")[2].replace("...", "x"))
+
+
+def options_of(parser: argparse.ArgumentParser) -> set[str]:
+    """The options of a command and of the commands below it."""
+    found: set[str] = set()
+    for action in parser._actions:
+        found |= set(action.option_strings)
+        if isinstance(action, argparse._SubParsersAction):
+            found |= {name for below in action.choices.values() for name in options_of(below)}
+    return found
+
+
+def test_options_in_the_table_of_commands_are_the_commands() -> None:
+    text = (REPOSITORY / "docs" / "commands.md").read_text(encoding="utf-8")
+    lines = re.findall(r"^\| `pfl-bench (\S+)(.*)$", text, re.MULTILINE)
+    (parsers,) = [one for one in build_parser()._actions if isinstance(one.choices, dict)]
+    assert isinstance(parsers.choices, dict)
+    assert {command for command, _ in lines} == set(parsers.choices)
+    for command, line in lines:
+        named = set(re.findall(r"--[a-z][a-z-]*", line))
+        assert named <= options_of(parsers.choices[command]), command
+
+
+def test_the_sweep_in_the_page_of_commands_is_one(tmp_path: Path) -> None:
+    text = (REPOSITORY / "docs" / "commands.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```yaml sweeps/rates.yaml\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    ways = re.findall(r"^\| `((?:random|halving|optuna): .*?)` ", text, re.MULTILINE)
+    assert len(ways) == 3
+    for way in ["", *ways]:
+        file = tmp_path / "rates.yaml"
+        file.write_text(f"{block}{way}\n", encoding="utf-8")
+        assert load_sweep(file).grid.keys() == yaml.safe_load(block)["grid"].keys()
 
 
 def test_first_lines_of_bundled_rows_are_commands_that_are_understood() -> None:
