@@ -282,11 +282,12 @@ def _check_added(folders: Sequence[str], path: Path) -> None:
     for name in (Path(folder).name for folder in folders):
         if name not in added:
             digest = recorded.get(name) if isinstance(recorded, Mapping) else None
+            likely = name if Path(name).is_dir() else f"path/to/{name}"
             raise ConfigError(
                 f"{path}: plugins: the run took plug-ins from a folder {name!r}, whose digest is "
                 f"recorded as {digest!r}. They are code, and a run folder's code is never "
                 f"imported. Give a folder {name!r} that you trust by --plugins, such as --plugins "
-                f"methods/{name} (in Python: plugins=[...])"
+                f"{likely} (in Python: plugins=[{likely!r}])"
             )
 
 

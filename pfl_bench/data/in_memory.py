@@ -92,6 +92,22 @@ class InMemorySplit:
             self.offsets.astype("<i8", copy=False),
         ]
 
+    def check_classes(self, num_classes: int, said_by: str) -> None:
+        """Refuse, by a DataError that names the user, whole-number targets that are no class.
+
+        ``said_by`` says what has ``num_classes``, such as "the model has 3 outputs".
+        """
+        targets = self._targets.numpy()
+        wrong = (targets < 0) | (targets >= num_classes)
+        if targets.dtype.kind not in "iu" or not wrong.any():
+            return
+        place = int(np.argwhere(wrong)[0, 0])
+        owner = int(np.searchsorted(self.offsets[1:], place, side="right"))
+        raise DataError(
+            f"{self.name}, user {self._client_ids[owner]!r}, targets: go from {targets.min()} to "
+            f"{targets.max()}, but {said_by}; targets are whole numbers from 0 to {num_classes - 1}"
+        )
+
     def read_user(self, user: int, rng: np.random.Generator) -> Examples:
         """Read a user's examples; nothing is random here, so ``rng`` stays untouched.
 

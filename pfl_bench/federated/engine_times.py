@@ -58,6 +58,12 @@ class Candidate:
         """The engine's own description."""
         return self.engine if self.slots is None else f"{self.engine}, {self.slots} slots"
 
+    @property
+    def overrides(self) -> str:
+        """Settings of a row that ask for it, as a command has them."""
+        lanes = "" if self.slots is None else f" federated.engine_lanes={self.slots}"
+        return f"federated.engine={self.engine}{lanes}"
+
     @classmethod
     def of(cls, description: str) -> Candidate | None:
         """Read a description; what follows the slots, such as processes, is left out."""

@@ -15,6 +15,7 @@ from pfl_bench.client import machine
 from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.config.row_differences import tree_differences, with_defaults
 from pfl_bench.config.yaml_text import read_yaml
+from pfl_bench.federated.engine_times import Candidate
 from pfl_bench.files import (
     is_running,
     read_json,
@@ -58,11 +59,11 @@ _OF_FILES = (FileNotFoundError, RunFolderError, LedgerError)
 _OWNER_ONLY = 0o700
 # What no run goes on without.
 _BEGINNING = (
-    ("data", "checksum", "restore the data file that it began with"),
-    ("model", "initial_digest", "restore the file of weights that it began with"),
-    ("hardware", "device", "resume with device={}"),
-    ("hardware", "torch_threads", "resume with num_threads={}"),
-    ("engine", "name", "resume by this engine (federated.engine, engine_lanes): {}"),
+    ("data", "checksum", "Restore the data file that it began with"),
+    ("model", "initial_digest", "Restore the file of weights that it began with"),
+    ("hardware", "device", "Resume with device={}"),
+    ("hardware", "torch_threads", "Resume with num_threads={}"),
+    ("engine", "name", "Resume with {}"),
 )
 _MEND_RECORD = "Restore the file from a copy, or start in a new folder with --out"
 # What a killed writer of these leaves; readers of a folder write the other two without its lock.
@@ -231,10 +232,13 @@ class RunFolder:
         for section, key, mend in _BEGINNING:
             before, today = recorded[section][key], now[section][key]
             if before != today:
+                engine = Candidate.of(str(before)) if section == "engine" else None
+                what = "engine" if section == "engine" else key
                 raise RunFolderError(
-                    f"{self.path}: this run began with {key} {before}, and would go on with "
+                    f"{self.path}: this run began with {what} {before}, and would go on with "
                     f"{today}: its results would not be those of one run. "
-                    f"{mend.format(before).capitalize()}, or start in a new folder with --out"
+                    f"{mend.format(engine.overrides if engine else before)}, or start in a new "
+                    "folder with --out"
                 )
         changed = []
         for section, key, mend in _ARITHMETIC:

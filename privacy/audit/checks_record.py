@@ -170,10 +170,11 @@ def check_configuration(evidence: Evidence, inputs: AuditInputs) -> Finding:
     found, compared = Finding(), 0
     for name, recorded, source, expected in _comparisons(inputs, evidence.constants):
         compared += 1
-        found.add(
-            not json_equal(recorded, expected),
-            f"{name} is {recorded!r} in the ledger and {expected!r} in {source}",
-        )
+        ours = "privacy.json" if name == "privacy" else "the ledger"
+        found.problems += [
+            f"{path} is {one} in {ours} and {other} in {source}"
+            for path, one, other in _differing(name, recorded, expected)
+        ]
     found.problems += _derived_problems(inputs, evidence)
     text = f"{compared} comparisons with configuration, statement and data"
     return found.seen(text, compared=compared)
@@ -195,6 +196,18 @@ def check_plugins(evidence: Evidence, inputs: AuditInputs) -> Finding:
     changed = sorted(n for n, digest in recorded.items() if today and today.get(n) != digest)
     others = f"; other code today: {', '.join(changed)}" if changed else ""
     return found.seen(text + others, plugins=len(recorded), changed_since=changed)
+
+
+def _differing(path: str, one: Any, other: Any) -> Iterator[tuple[str, str, str]]:
+    """Paths at which two JSON values differ, with both values as text."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        for key in sorted({*one} & {*other}):
+            yield from _differing(f"{path}.{key}", one[key], other[key])
+        for key in sorted({*one} ^ {*other}):
+            ours, theirs = (f"{v[key]!r:.80}" if key in v else "absent" for v in (one, other))
+            yield f"{path}.{key}", ours, theirs
+    elif not json_equal(one, other):
+        yield path, f"{one!r:.80}", f"{other!r:.80}"
 
 
 def _comparisons(
@@ -245,7 +258,7 @@ def _comparisons(
     # The statement's own head repeats the deployment's multiplier.
     yield "simulated.noise_multiplier", noise, stating, statement.get("noise_multiplier")
     if inputs.summary is not None:
-        yield "privacy.json", statement, "the summary", inputs.summary.get("privacy")
+        yield "privacy", statement, "the summary", inputs.summary.get("privacy")
 
 
 def _derived_problems(inputs: AuditInputs, evidence: Evidence) -> Iterator[str]:

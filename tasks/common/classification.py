@@ -8,7 +8,7 @@ from typing import Any, Generic
 from torch import Tensor
 from torch.nn import functional
 
-from pfl_bench.data import Store
+from pfl_bench.data import InMemorySplit, Store
 from pfl_bench.data.in_memory import Split, split_named
 from pfl_bench.types import DataFacts
 
@@ -34,12 +34,20 @@ class InMemoryTask(CrossEntropy, Generic[Split]):
         name: Name of the task, for messages.
         splits: The splits by name.
         facts: What is known of the data.
+
+    Raises:
+        DataError: A label of an ``InMemorySplit`` is outside 0 to ``facts.num_classes`` - 1.
     """
 
     def __init__(self, name: str, splits: Mapping[str, Split], facts: DataFacts) -> None:
         self.facts = facts
         self._name = name
         self._splits = dict(splits)
+        for split in self._splits.values():
+            if isinstance(split, InMemorySplit):
+                split.check_classes(
+                    facts.num_classes, f"num_classes of the task {name} is {facts.num_classes}"
+                )
 
     @property
     def split_names(self) -> tuple[str, ...]:

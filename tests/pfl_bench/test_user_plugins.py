@@ -92,6 +92,76 @@ checkpoint: {every: 2}
 """
 
 
+# A task of a file whose lines are a user, a feature and a label.
+TASK = '''"""Readings of a file, of the same users in each split."""
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import torch
+from pydantic import BaseModel
+from torch import nn
+
+from pfl_bench.data import InMemorySplit
+from pfl_bench.types import DataFacts
+from tasks.common.classification import InMemoryTask
+
+
+class Options(BaseModel):
+    """The file."""
+
+    data: str
+
+
+def build(options):
+    """Read the file."""
+    path = Path(options.data)
+    table = np.loadtxt(path, delimiter=",", dtype=np.float32)
+    offsets = np.concatenate([[0], np.bincount(table[:, 0].astype(int)).cumsum()])
+    ids = [f"user-{index}" for index in range(len(offsets) - 1)]
+    inputs, targets = torch.from_numpy(table[:, 1:2]), torch.from_numpy(table[:, 2]).long()
+    parts = inputs, targets, offsets, ids
+    splits = {name: InMemorySplit(name, *parts) for name in ("train", "val", "test")}
+    checksum = f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
+    facts = DataFacts(f"readings of {path.name}", "readings", checksum, 2, (1,), "example")
+    return InMemoryTask("readings", splits, facts)
+'''
+MODELS = '''"""A linear model."""
+
+from pydantic import BaseModel
+from torch import nn
+
+
+class Options(BaseModel):
+    """The name."""
+
+    name: str
+
+
+def build(options, facts):
+    """Build it."""
+    return nn.Linear(1, 2)
+'''
+
+
+@pytest.fixture
+def readings(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file of readings beside a row of them, in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    home = folder / "tasks" / "readings"
+    home.mkdir(parents=True)
+    (home / "__init__.py").touch()
+    (home / "task.py").write_text(TASK, encoding="utf-8")
+    (home / "models.py").write_text(MODELS, encoding="utf-8")
+    row = ROW.replace("{name: digits, num_users: 60}", "{name: readings, data: readings.csv}")
+    Path("row.yaml").write_text(row, encoding="utf-8")
+    data = Path("readings.csv")
+    lines = [f"{user},{0.1 * (user % 7)},{user % 2}" for user in range(60) for _ in range(3)]
+    data.write_text("\n".join(lines), encoding="utf-8")
+    return data
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder of plug-ins beside a row that uses one; both are forgotten afterwards."""
@@ -135,6 +205,48 @@ def test_a_row_s_plug_in_is_found_run_resumed_and_audited(folder: Path, tmp_path
     assert main(["run", row, "--out", str(other), "--resume"]) == 0
     assert json.loads((other / "summary.json").read_text())["metrics"] == whole["metrics"]
     assert (other / "ledger.jsonl").read_text() == (out / "ledger.jsonl").read_text()
+
+
+def test_a_run_whose_data_file_has_another_name_now_passes(
+    readings: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", "row.yaml", "--out", "out"]) == 0
+    moved = readings.rename("moved.csv")
+    assert main(["audit", "out", "--data", str(moved)]) == 0, capsys.readouterr().out
+    summary = json.loads(Path("out/summary.json").read_text())
+    summary["data"]["source"] = "real readings"
+    Path("out/summary.json").write_text(json.dumps(summary))
+    moved.rename(readings)
+    assert main(["audit", "out"]) == 1
+    assert "data.source is 'real readings'" in capsys.readouterr().out
+
+
+def test_labels_that_are_no_class_are_refused_by_the_user_s_name(
+    readings: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = readings.read_text().splitlines()
+    for label, goes in ((-1, "from -1 to 1"), (2, "from 0 to 2")):
+        lines[4] = f"1,0.5,{label}"
+        readings.write_text("\n".join(lines))
+        assert main(["run", "row.yaml", "--out", "out"]) == 2
+        error = " ".join(capsys.readouterr().err.split())
+        assert f"train, user 'user-1', targets: go {goes}, but num_classes of the task" in error
+        assert "whole numbers from 0 to 1" in error
+
+
+def test_an_audit_without_the_plug_ins_names_a_folder_that_is_there(
+    readings: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["run", "row.yaml", "--out", "out"]) == 0
+    monkeypatch.setattr(plugins, "__path__", [])
+    assert main(["audit", "out"]) == 2
+    assert "such as --plugins methods (in" in " ".join(capsys.readouterr().err.split())
+    monkeypatch.chdir(tmp_path / "out")
+    assert main(["audit", "."]) == 2
+    assert "--plugins path/to/methods (in" in " ".join(capsys.readouterr().err.split())
 
 
 def named_everywhere(out: Path, digest: str) -> None:

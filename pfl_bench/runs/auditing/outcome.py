@@ -111,14 +111,17 @@ def _named(
 ) -> dict[str, Any]:
     """Members of a summary that follow from configuration, data, model and canaries.
 
-    Facts of the data that runs of before did not write are not wanted, and texts that other code
-    may word otherwise only if ``is_exact``.
+    Facts of the data that runs of before did not write are not wanted. The text of their source is
+    wanted only if ``is_exact`` (other code may word it otherwise) and from where the run had them:
+    of data that were moved it may name the file.
     """
     assert not isinstance(run.opened, str)
     (task, model), config = run.opened, run.resolved.config
     facts = asdict(replace(task.facts, class_names=()))
     facts["num_users"] = {split: task.split(split).num_users for split in task.split_names}
-    worded = set() if is_exact else {"source"}
+    begun = (read_yaml(run.folder / "config.yaml").get("task") or {}).get("data")
+    is_moved = begun != run.resolved.tree["task"].get("data")
+    worded = {"source"} if is_moved or not is_exact else set()
     wanted = {*_OF_DATA, *(summary.get("data") or {})} - worded
     facts = {key: value for key, value in facts.items() if key in wanted}
     canaries = read_json(run.folder / "canaries.json")

@@ -294,9 +294,17 @@ def test_rounds_beyond_the_configured_ones_are_found(mechanism: str, tmp_path: P
 
 def test_a_statement_that_claims_less_is_found(copied: Path) -> None:
     statement = json.loads((copied / "privacy.json").read_text())
+    honest = statement["actual"]["epsilon"]
     statement["actual"]["epsilon"] *= 0.5
+    statement["clip"]["more"] = 1
     (copied / "privacy.json").write_text(json.dumps(statement))
-    assert failed(copied) == {
+    wrong = {c.name: c.evidence for c in audit_run(copied, 1).checks if c.outcome == "failed"}
+    said = f"privacy.actual.epsilon is {honest / 2} in privacy.json and {honest} in the summary"
+    assert said in wrong["configuration"]
+    said = "privacy.clip.more is 1 in privacy.json and absent in the summary"
+    assert said in wrong["configuration"]
+    assert len(wrong["configuration"]) < 400, "what agrees is left out"
+    assert set(wrong) == {
         "configuration",
         "epsilon_actual",
         "referee_actual",

@@ -64,6 +64,16 @@ def test_other_data_threads_or_device_are_refused(
         run(config, tmp_path, resume=True)
 
 
+def test_another_engine_is_refused_with_the_settings_that_resume(tmp_path: Path) -> None:
+    config = make_config("federated", federated__engine="sequential")
+    cut(config, tmp_path, keep=None)
+    change_environment(tmp_path, "engine", "name", "vectorized, 24 slots")
+    with pytest.raises(RunFolderError, match="began with engine vectorized, 24 slots") as caught:
+        run(config, tmp_path, resume=True)
+    mend = "Resume with federated.engine=vectorized federated.engine_lanes=24, or start"
+    assert mend in str(caught.value)
+
+
 @pytest.mark.parametrize("setting", ["federated", "private_federated"])
 def test_a_run_of_a_version_that_lacked_a_setting_is_the_run_of_its_default(
     setting: str, tmp_path: Path
