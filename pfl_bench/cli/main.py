@@ -47,6 +47,8 @@ _OTHER_ERRORS = {
 }
 # Of what --quiet kept back, where a command fails.
 _LAST_LINES = 20
+# Commands whose key=value are settings of rows.
+_OF_ROWS = ("run", "show", "sweep", "table")
 # What PyTorch says of an operation that it refuses in a private run; its name comes before.
 _NONDETERMINISTIC = " does not have a deterministic implementation"
 _SMALLER = (
@@ -127,10 +129,26 @@ def _parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpa
     arguments, rest = parser.parse_known_args(argv)
     foreign = [text for text in rest if text.startswith("-") or "=" not in text]
     if foreign or (rest and not hasattr(arguments, "overrides")):
-        parser.error(f"unrecognized arguments: {' '.join(foreign or rest)}")
+        hint = _setting_hint(foreign) if foreign and arguments.command in _OF_ROWS else ""
+        parser.error(f"unrecognized arguments: {' '.join(foreign or rest)}{hint}")
     if rest:
         arguments.overrides = [*arguments.overrides, *rest]
     return arguments
+
+
+def _setting_hint(foreign: Sequence[str]) -> str:
+    """Hint at how a setting is written, for arguments such as ``--epsilon 2``."""
+    from pfl_bench.config.errors import settings_named
+
+    option, _, value = foreign[0].partition("=")
+    if not option.startswith("--"):
+        return ""
+    key = option.removeprefix("--").replace("-", "_")
+    named = [key] if "." in key else settings_named(key)
+    if not named:
+        return "; settings of a row are written key=value, such as privacy.epsilon=2"
+    value = value or (foreign[1] if len(foreign) > 1 else "VALUE")
+    return f"; settings of a row are written key=value: {named[0]}={value}"
 
 
 def attempt(action: Callable[..., _T], *given: Any) -> _T | str:

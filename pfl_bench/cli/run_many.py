@@ -148,6 +148,11 @@ def run_all(plans: Plans, arguments: argparse.Namespace, out: Path) -> Batch:
 
     The files of jobs are in the folder ``jobs`` of ``out``.
     """
+    there = next(path for path in (out, *out.parents) if path.exists())
+    if not there.is_dir():
+        raise ConfigError(
+            f"{out}: no folder can be made here ({there} is a file); give another with --out"
+        )
     if arguments.launcher is not None:
         return _run_as_jobs(plans, arguments, out / "jobs")
     check_belongs(

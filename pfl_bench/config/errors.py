@@ -23,6 +23,8 @@ _Allowed = list[tuple[Any, tuple[Any, ...]]]
 _BETWEEN_VALUES = frozenset(
     {"value_error", "missing", "extra_forbidden", "union_tag_invalid", "union_tag_not_found"}
 )
+# Of settings in other sections with the name that was given, so many are told.
+_MOST_ELSEWHERE = 3
 _BOUNDS = (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
 
 
@@ -90,9 +92,10 @@ def _explain(detail: Any, keys: Sequence[str], allowed: _Allowed, model: type[Ba
     kind, given = detail["type"], detail.get("input")
     if kind == "extra_forbidden":
         siblings = _fields_at(model, detail["loc"][:-1])
-        elsewhere = [name for name in all_paths(RunConfig) if name.endswith("." + keys[-1])]
+        elsewhere = settings_named(keys[-1])
         far = did_you_mean(keys[-1], siblings, ".", cutoff=0.5)
-        far = f"; did you mean '{elsewhere[0]}'?" if elsewhere else far
+        near = " or ".join(f"'{name}'" for name in elsewhere[:_MOST_ELSEWHERE])
+        far = f"; did you mean {near}?" if elsewhere else far
         is_in_section = model is not RunConfig or len(keys) > 1
         hint = did_you_mean(keys[-1], siblings if is_in_section else (), far)
         return f"unknown key{hint} Allowed here: {', '.join(siblings) or 'none'}."
@@ -109,6 +112,12 @@ def _explain(detail: Any, keys: Sequence[str], allowed: _Allowed, model: type[Ba
     literals = [get_args(kind) for kind, _ in allowed if _origin(kind) is Literal]
     choices = [value for values in literals for value in values if isinstance(value, str)]
     return f"must be {_words(allowed)}{shown}{did_you_mean(given, choices)}"
+
+
+def settings_named(name: str) -> list[str]:
+    """Dotted keys of rows whose last part is a name, those of privacy first."""
+    found = [path for path in all_paths(RunConfig) if path.endswith(f".{name}")]
+    return sorted(found, key=lambda path: not path.startswith("privacy."))
 
 
 def _shown(given: Any) -> str:

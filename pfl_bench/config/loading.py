@@ -284,10 +284,9 @@ def _check_added(folders: Sequence[str], path: Path) -> None:
             digest = recorded.get(name) if isinstance(recorded, Mapping) else None
             likely = name if Path(name).is_dir() else f"path/to/{name}"
             raise ConfigError(
-                f"{path}: plugins: the run took plug-ins from a folder {name!r}, whose digest is "
-                f"recorded as {digest!r}. They are code, and a run folder's code is never "
-                f"imported. Give a folder {name!r} that you trust by --plugins, such as --plugins "
-                f"{likely} (in Python: plugins=[{likely!r}])"
+                f"{path}: plugins: the run took plug-ins from a folder {name!r} (digest {digest!r})"
+                ". They are code, and a run folder's code is never imported. Give a folder of this "
+                f"name that you trust: --plugins {likely} (in Python: plugins=[{likely!r}])"
             )
 
 

@@ -229,8 +229,15 @@ def _examples(where: str, given: Any, integer_targets: bool | None) -> tuple[Ten
         mend = "give a target for each input" if len(inputs) or len(targets) else "leave it out"
         raise DataError(f"{where}: has {what}; {mend}")
     if integer_targets is not None and targets.dtype.is_floating_point == integer_targets:
-        wanted = "whole numbers, the class of each" if integer_targets else "floats from 0 to 1"
-        raise DataError(f"{where}, targets: are {targets.dtype}; the loss takes {wanted}")
+        wanted, array, tensor = (
+            ("whole numbers, the class of each", "astype(int)", "long()")
+            if integer_targets
+            else ("floats from 0 to 1", "astype(float)", "float()")
+        )
+        raise DataError(
+            f"{where}, targets: are {targets.dtype}; the loss takes {wanted}: convert an array by "
+            f".{array}, a tensor by .{tensor}"
+        )
     return inputs, targets
 
 
@@ -243,7 +250,9 @@ def _tensor(where: str, value: Any) -> Tensor:
             array = np.asarray(value)
             if array.dtype.kind not in "fiub":
                 raise TypeError(f"{array.dtype} holds no numbers")
-            tensor = torch.from_numpy(np.ascontiguousarray(array, array.dtype.newbyteorder("=")))
+            array = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
+            # One of pandas may be read-only, of which torch warns.
+            tensor = torch.from_numpy(np.require(array, requirements="W"))
     except (TypeError, ValueError) as error:
         raise DataError(
             f"{where}: {type(value).__name__} is no array of numbers ({error}); give floats or "

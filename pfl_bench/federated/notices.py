@@ -38,7 +38,8 @@ class RoundNotices:
         more = f" and {len(users) - _MOST_NAMES} more" if len(users) > _MOST_NAMES else ""
         self._notice(
             f"round {index}: the update of client {names}{more} was not finite and contributed "
-            "nothing; a lower federated.local_learning_rate usually mends this"
+            "nothing; a lower federated.local_learning_rate usually mends this, or this client's "
+            "data hold NaN or infinity: correct or remove these values"
         )
 
     def left_out(self, index: int, aggregation: Aggregation, came: int) -> None:

@@ -69,13 +69,16 @@ def split_noise(noise_multiplier: float, count_noise_stddev: float) -> float:
     if z == 0.0:
         return 0.0
     if twice <= z:
+        enough = math.ceil(100.0 * z) / 100.0
         raise PlanError(
-            f"count_noise_stddev is {count_noise_stddev:.6g} with noise_multiplier {z:.6g}: the "
-            "noisy count alone would spend more than the whole budget, and no noise on the update "
-            f"can make up for it. count_noise_stddev must be above {z / 2:.6g} (with {z:.6g} the "
-            "update's noise rises by 15 %), which the default noise_cohort_size / 20 gives from a "
-            f"noise_cohort_size above {10 * z:.6g}; with this count noise, noise_multiplier must "
-            f"be below {twice:.6g}"
+            f"privacy.mechanism.count_noise_stddev is {count_noise_stddev:.6g} (by default "
+            f"privacy.noise_cohort_size / 20) with noise_multiplier {z:.6g} (as given, or as "
+            "privacy.epsilon and federated.num_rounds need it): the noisy count alone would spend "
+            "more than the whole budget, and no noise on the update can make up for it. Set "
+            f"privacy.mechanism.count_noise_stddev={enough:.10g} (it must be above {z / 2:.6g}; "
+            "the update's noise rises by 15 % at most), or fewer federated.num_rounds or a larger "
+            "privacy.epsilon: with this count noise, noise_multiplier must be below "
+            f"{twice:.6g}"
         )
     # The textbook form, written so that a ratio z / (2 s_b) near 0 or 1 loses no digits.
     return z / math.sqrt((1.0 - z / twice) * (1.0 + z / twice))

@@ -185,6 +185,10 @@ class PrivacyStatement(Guarantee):
         }
         return cls(**values)
 
+    def __str__(self) -> str:
+        """The statement as a command prints it."""
+        return self.to_text()
+
     def to_text(self) -> str:
         """The statement in some fifteen lines for a human."""
         planned = " at most" if self.status == "planned" else ""

@@ -234,6 +234,17 @@ def test_labels_that_are_no_class_are_refused_by_the_user_s_name(
         assert "whole numbers from 0 to 1" in error
 
 
+def test_a_client_whose_data_hold_nan_is_told_both_causes(readings: Path) -> None:
+    lines = readings.read_text().splitlines()
+    lines[4] = "1,nan,1"
+    readings.write_text("\n".join(lines))
+    row = ["run", "row.yaml", "federated.cohort_size=60", "evaluation.final_splits=[]"]
+    main([*row, "--out", "out"])
+    told = " ".join(Path("out/run.log").read_text().split())
+    assert "the update of client 'user-1' was not finite and contributed nothing" in told
+    assert "local_learning_rate usually mends this, or this client's data hold NaN" in told
+
+
 def test_an_audit_without_the_plug_ins_names_a_folder_that_is_there(
     readings: Path,
     tmp_path: Path,
@@ -243,7 +254,7 @@ def test_an_audit_without_the_plug_ins_names_a_folder_that_is_there(
     assert main(["run", "row.yaml", "--out", "out"]) == 0
     monkeypatch.setattr(plugins, "__path__", [])
     assert main(["audit", "out"]) == 2
-    assert "such as --plugins methods (in" in " ".join(capsys.readouterr().err.split())
+    assert "--plugins methods (in" in " ".join(capsys.readouterr().err.split())
     monkeypatch.chdir(tmp_path / "out")
     assert main(["audit", "."]) == 2
     assert "--plugins path/to/methods (in" in " ".join(capsys.readouterr().err.split())

@@ -72,6 +72,39 @@ def test_a_run_folder_that_is_a_file(
     assert "cannot be written (a file has this name, or part of it)" in text
 
 
+def test_a_folder_of_a_table_that_is_a_file_is_told_once_before_a_row_runs(
+    config_file: Callable[..., Path], tmp_path: Path, capsys: Capture
+) -> None:
+    config_file("central", name="other")
+    rows = config_file("federated").parent
+    (tmp_path / "out").touch()
+    text = said(["table", str(rows), "--out", str(tmp_path / "out")], capsys)
+    assert text.count("out: no folder can be made here") == 1
+    assert "failed" not in text
+    assert "run 1 of" not in text
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (
+            ["--epsilon", "2"],
+            "unrecognized arguments: --epsilon 2; settings of a row are written "
+            "key=value: privacy.epsilon=2",
+        ),
+        (["--num-rounds=3"], "key=value: federated.num_rounds=3"),
+        (["--privacy.epsilon", "2"], "key=value: privacy.epsilon=2"),
+        (["--nothing-like", "2"], "key=value, such as privacy.epsilon=2"),
+    ],
+)
+def test_a_setting_that_is_written_as_an_option_is_told_how(
+    given: list[str], words: str, capsys: Capture
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["run", "demo/private_federated", *given])
+    assert words in capsys.readouterr().err
+
+
 def test_more_seeds_than_anybody_trains(capsys: Capture) -> None:
     text = said(["table", "demo", "--seeds", "99999999999"], capsys)
     assert "--seeds 99999999999: give 1 to 10000" in text

@@ -239,7 +239,7 @@ def test_a_layer_that_makes_nan_does_not_end_the_search_for_mixing_layers() -> N
         ({"train": {"a": (OBJECTS, Y)}}, "user 'a', inputs: ndarray is no array of numbers"),
         (
             {"train": {"a": (X, Y.astype(float))}},
-            "targets: are torch.float32; the loss takes whole",
+            r"targets: are torch.float32; the loss takes whole.*\.astype\(int\), .*\.long\(\)",
         ),
         ({"train": {"a": (X, Y + 3)}}, "user 'a', targets: go from 3 to 3.*0 to 2"),
         ({"train": {"a": (X, Y), "b": (X[:, :2], Y)}}, r"user 'b': .*\[2\].*\[6\]"),
@@ -269,6 +269,14 @@ def test_bad_input_is_named(changes: dict[str, Any], message: str) -> None:
     given = {"name": "bad", "train": {"a": (X, Y)}, "model": Net, **changes}
     with pytest.raises(UserInputError, match=message):
         pfl_bench.in_memory_task(given.pop("name"), given.pop("train"), **given)
+
+
+def test_arrays_that_are_read_only_are_taken_without_a_warning() -> None:
+    """As those of pandas are; warnings are errors here."""
+    fixed = X.astype(np.float32), Y.copy()
+    for array in fixed:
+        array.flags.writeable = False
+    pfl_bench.in_memory_task("fixed", {"a": fixed}, model=Net)
 
 
 def test_what_is_no_task_is_refused() -> None:

@@ -236,7 +236,9 @@ def test_update_and_count_together_cost_the_effective_multiplier(z: float, count
 
 
 def test_infeasible_count_noise_says_what_would_be_feasible() -> None:
-    with pytest.raises(PlanError, match=r"must be above 9\.334 .*must be below 18"):
+    mend = r"Set privacy\.mechanism\.count_noise_stddev=18\.67 \(it must be above 9\.334; .*"
+    mend += r"fewer federated\.num_rounds or a larger privacy\.epsilon: .*must be below 18"
+    with pytest.raises(PlanError, match=mend):
         split_noise(18.668, 9.0)
     with pytest.raises(PlanError, match="count"):
         make("adaptive_gaussian", NoiseScale(2.0, 10, 20))

@@ -145,7 +145,7 @@ def test_a_round_beyond_the_plan_but_within_the_budget_is_allowed() -> None:
         ({"uploads": ()}, "only 'update' is clipped"),
         (
             {"mechanism_build": build_adaptive, "noise_multiplier": 10.0},
-            r"count_noise_stddev must be above 5",
+            r"count_noise_stddev=10 \(it must be above 5",
         ),
         ({"scheme": "full"}, "set cohort_size to 1000"),
         (

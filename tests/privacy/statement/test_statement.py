@@ -42,6 +42,7 @@ def test_both_epsilons_are_labelled_in_the_text_and_none_is_bare() -> None:
         assert "epsilon" not in bare or "not covered" in line
     assert 12 <= len(lines) <= 20
     assert "11182161 parameters" in STATEMENT.to_text()
+    assert str(STATEMENT) == STATEMENT.to_text(), "print(statement) is for a person too"
     assert all(sentence in STATEMENT.to_text() for sentence in NOT_COVERED)
 
 
