@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pfl_bench import plugins
 from pfl_bench.client import precision
 from pfl_bench.client.costs import StepFlops, measure_step
 from pfl_bench.config.loading import ResolvedConfig
@@ -124,6 +125,15 @@ def _build_trainer(
                 f"aggregation: {name} looks at each client's update, which "
                 "nothing hides from the centre: this run has no privacy guarantee of any kind"
             )
+        if config.privacy is not None:
+            name = parts.resolved.tree["privacy"]["mechanism"]["name"]
+            origin = plugins.origin_of(plugins.MECHANISM, name)
+            if origin is not None:
+                notice(
+                    f"privacy: the mechanism {name} is of the plug-ins '{origin}': the epsilons "
+                    "are those of what it says of itself, until `pfl-bench audit` has held that "
+                    "against the run"
+                )
         return FederatedTrainer(parts, folder, notice, group)
     if config.central is not None:
         from pfl_bench.trainers.central import CentralTrainer

@@ -128,6 +128,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_noise_that_is_none_or_the_same_fails(name: str, folder: Path) -> None:
     mechanism = {"name": name, "clip_norm": 0.5}
     run(make_config("private_federated", privacy__mechanism=mechanism, **CHANGES), folder / "run")
+    said = (folder / "run" / "run.log").read_text(encoding="utf-8")
+    assert f"the mechanism {name} is of the plug-ins '{folder.name}': the epsilons are" in said
     done = audit_run(folder / "run", recompute="sample")
     failed = {check.name for check in done.checks if check.outcome == "failed"}
     assert failed == (set() if name == "sound" else {"releases"})
