@@ -31,6 +31,9 @@ def test_a_tutorial_runs_as_it_is_written(
     assert len(done) >= 3
     shown = [block for block in TUTORIALS.blocks(read(page)) if block.language == "text"]
     assert len(shown) >= 2, "a tutorial shows what its code prints"
+    if page.stem == "first_table":
+        board = (tmp_path / "epsilon.html").read_text(encoding="utf-8")
+        assert "<svg" in board, "accuracy against epsilon is drawn"
     if page.stem == "notebook":
         assert "<h1>my-digits: 2 rows</h1>" in (tmp_path / "report.html").read_text(
             encoding="utf-8"
