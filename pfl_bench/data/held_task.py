@@ -111,6 +111,7 @@ class HeldOptions(BaseModel):
             raise DataError(
                 f"in-memory task '{self.title}': this process has no task of these examples "
                 f"({self.content[:19]}) and this code ({self.code[:19]}); make it again by "
-                "pfl_bench.in_memory_task from the same data and model, and give it as task=..."
+                "pfl_bench.in_memory_task from the same data and model, and give it as task=... in "
+                "Python (run_row, audit); no command has it"
             )
         return self._task

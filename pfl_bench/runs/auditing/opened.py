@@ -98,7 +98,9 @@ def open_run(folder: Path, resolved: ResolvedConfig) -> OpenedRun:
         task = build_task(resolved, _CPU)
         split = task.split("train")
     except (UserInputError, OSError) as error:
-        why = f"the data cannot be opened ({error}); --data names the file"
+        is_held = resolved.tree["task"]["name"] == "in_memory"
+        mend = "" if is_held else "; --data names the file, where it has moved"
+        why = f"the data cannot be opened ({error}){mend}"
         return OpenedRun(folder, resolved, environment, DataAtHand(why_absent=why), why)
     units = split.num_users if resolved.config.central is None else split.num_examples
     data = DataAtHand(units, task.facts.checksum)

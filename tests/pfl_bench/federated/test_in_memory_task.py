@@ -103,7 +103,9 @@ def test_a_private_run_is_trained_released_and_recomputed(tmp_path: Path) -> Non
     gc.collect()
     audit = pfl_bench.audit(tmp_path)
     assert "records alone" in audit.words or audit.verdict == "incomplete"
-    assert "pfl_bench.in_memory_task" in str(audit.to_json_dict())
+    said = str(audit.to_json_dict())
+    assert "give it as task=... in Python (run_row, audit)" in said
+    assert "--data" not in said
     with pytest.raises(UserInputError, match="make it again"):
         result.model()
 
