@@ -76,7 +76,7 @@ def split_noise(noise_multiplier: float, count_noise_stddev: float) -> float:
             "privacy.epsilon and federated.num_rounds need it): the noisy count alone would spend "
             "more than the whole budget, and no noise on the update can make up for it. Set "
             f"privacy.mechanism.count_noise_stddev={enough:.10g} (it must be above {z / 2:.6g}; "
-            "the update's noise rises by 15 % at most), or fewer federated.num_rounds or a larger "
+            "the update's noise rises by 16 % at most), or fewer federated.num_rounds or a larger "
             "privacy.epsilon: with this count noise, noise_multiplier must be below "
             f"{twice:.6g}"
         )
