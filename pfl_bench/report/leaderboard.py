@@ -39,9 +39,10 @@ _HEADINGS = (
 )  # fmt: skip
 READING = (
     "A rank is among the rows of one table that protect the same unit, with an epsilon (simulated) "
-    "up to the same of 1, 2, 4, 8, 16, by the mean over seeds. A row is on the front if no other "
-    "row of its unit has at least its utility at a smaller epsilon, or more at the same. A private "
-    "row is ranked if the audits of all its runs have passed."
+    'up to the same of 1, 2, 4, 8, 16, by the mean over seeds: "1 (to 2)" is the first of those '
+    "above 1 and up to 2. A row is on the front if no other row of its unit has at least its "
+    "utility at a smaller epsilon, or more at the same. A private row is ranked if the audits of "
+    "all its runs have passed."
 )
 
 
