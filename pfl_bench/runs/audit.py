@@ -45,6 +45,13 @@ class RunAudit:
     ledger_sha256: str
     recomputed: Recomputation
 
+    def __str__(self) -> str:
+        """The verdict in words, and a line for each check that failed or is incomplete."""
+        wrong = (one for one in self.checks if one.outcome in ("failed", "incomplete"))
+        return "\n".join(
+            [self.words, *(f"{one.outcome} {one.name}: {one.evidence}" for one in wrong)]
+        )
+
     @property
     def num_failed(self) -> int:
         """Number of checks that failed."""

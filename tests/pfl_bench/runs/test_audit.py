@@ -480,6 +480,8 @@ def test_a_summary_that_says_more_than_the_run_came_to_fails(
     reduce(operator.getitem, sections, summary)[key] = value
     (copied / "summary.json").write_text(json.dumps(summary))
     done = audit_run(copied, 1, recompute="first")
+    assert str(done).startswith("failed\nfailed outcome: ")
+    assert says in str(done)
     (wrong,) = [check for check in done.checks if check.outcome == "failed"]
     assert wrong.name == "outcome"
     assert says in wrong.evidence
