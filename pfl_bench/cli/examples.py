@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 
+@cache
 def examples() -> dict[str, list[str]]:
     """The examples by the words of their command, without the program's name."""
     found: dict[str, list[str]] = {}
