@@ -17,7 +17,7 @@ import numpy as np
 from privacy.audit.check import Finding, check
 from privacy.audit.errors import IncompleteError, SkippedError
 from privacy.audit.evidence import Evidence
-from privacy.audit.inputs import SIDES, AuditInputs, as_number, json_equal
+from privacy.audit.inputs import SIDES, AuditInputs, as_number, json_equal, side_by_side
 from privacy.audit.own_schemes import ADJACENCY, own_users
 
 _OF_ANY = {"weighting": "uniform", "uploads": ["update"], "batchnorm_layers": []}
@@ -200,14 +200,10 @@ def check_plugins(evidence: Evidence, inputs: AuditInputs) -> Finding:
 
 def _differing(path: str, one: Any, other: Any) -> Iterator[tuple[str, str, str]]:
     """Paths at which two JSON values differ, with both values as text."""
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        for key in sorted({*one} & {*other}):
-            yield from _differing(f"{path}.{key}", one[key], other[key])
-        for key in sorted({*one} ^ {*other}):
-            ours, theirs = (f"{v[key]!r:.80}" if key in v else "absent" for v in (one, other))
-            yield f"{path}.{key}", ours, theirs
-    elif not json_equal(one, other):
-        yield path, f"{one!r:.80}", f"{other!r:.80}"
+    for where, *values in side_by_side(one, other, path, absent=...):
+        if not json_equal(*values):
+            ours, theirs = ("absent" if value is ... else f"{value!r:.80}" for value in values)
+            yield where, ours, theirs
 
 
 def _comparisons(

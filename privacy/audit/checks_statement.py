@@ -9,13 +9,13 @@ words may differ without a lie, and numbers by what optimizers and calibration l
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from privacy.audit.check import Finding, check
 from privacy.audit.errors import IncompleteError
 from privacy.audit.evidence import Evidence
-from privacy.audit.inputs import AuditInputs, as_number, json_equal
+from privacy.audit.inputs import AuditInputs, as_number, json_equal, side_by_side
 
 # Relative: coefficients that another machine optimizes differ by less.
 _OF_ANOTHER_MACHINE = 1e-3
@@ -69,19 +69,13 @@ def check_statement(evidence: Evidence, inputs: AuditInputs) -> Finding:
     return found.seen(f"{len(rebuilt.statement)} fields computed anew")
 
 
-def _differences(
-    stated: Any, expected: Any, is_exact: bool, path: str = ""
-) -> Iterator[tuple[str, Any, Any]]:
+def _differences(stated: Any, expected: Any, is_exact: bool) -> Iterator[tuple[str, Any, Any]]:
     """Paths at which two JSON values differ, with both values."""
-    if isinstance(stated, Mapping) and isinstance(expected, Mapping):
-        for key in sorted({*stated, *expected}):
-            where = f"{path}.{key}" if path else str(key)
-            yield from _differences(stated.get(key), expected.get(key), is_exact, where)
-        return
-    one, other = as_number(stated), as_number(expected)
-    is_near = not is_exact and math.isclose(one, other, rel_tol=_OF_ANOTHER_MACHINE)
-    if not is_near and not json_equal(stated, expected):
-        yield path, stated, expected
+    for path, *values in side_by_side(stated, expected):
+        one, other = map(as_number, values)
+        is_near = not is_exact and math.isclose(one, other, rel_tol=_OF_ANOTHER_MACHINE)
+        if not is_near and not json_equal(*values):
+            yield path, *values
 
 
 def _short(value: Any) -> str:

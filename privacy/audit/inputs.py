@@ -7,7 +7,7 @@ skipped and say so.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -256,6 +256,22 @@ def as_number(value: Any) -> float:
         return float(value)
     except OverflowError:
         return math.nan
+
+
+def side_by_side(
+    first: Any, second: Any, path: str = "", absent: Any = None
+) -> Iterator[tuple[str, Any, Any]]:
+    """Dotted paths of what two JSON values hold, with both values; ``absent`` where one has none.
+
+    What is an object in both is looked into; all else is one value.
+    """
+    if isinstance(first, Mapping) and isinstance(second, Mapping):
+        for key in sorted({*first, *second}):
+            where = f"{path}.{key}" if path else str(key)
+            values = (first.get(key, absent), second.get(key, absent))
+            yield from side_by_side(*values, where, absent)
+    else:
+        yield path, first, second
 
 
 def json_equal(first: Any, second: Any) -> bool:
