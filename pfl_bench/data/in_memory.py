@@ -97,16 +97,20 @@ class InMemorySplit:
 
         ``said_by`` says what has ``num_classes``, such as "the model has 3 outputs".
         """
-        targets = self._targets.numpy()
+        targets = self._targets
         wrong = (targets < 0) | (targets >= num_classes)
-        if targets.dtype.kind not in "iu" or not wrong.any():
+        if targets.numpy().dtype.kind not in "iu" or not wrong.any():
             return
-        place = int(np.argwhere(wrong)[0, 0])
-        owner = int(np.searchsorted(self.offsets[1:], place, side="right"))
         raise DataError(
-            f"{self.name}, user {self._client_ids[owner]!r}, targets: go from {targets.min()} to "
-            f"{targets.max()}, but {said_by}; targets are whole numbers from 0 to {num_classes - 1}"
+            f"{self.name}, user {self.first_user(wrong)!r}, targets: go from {int(targets.min())} "
+            f"to {int(targets.max())}, but {said_by}; targets are whole numbers from 0 to "
+            f"{num_classes - 1}"
         )
+
+    def first_user(self, wrong: Tensor) -> str:
+        """Identifier of the user of the first example of which ``wrong``, (n, ...), has a true."""
+        place = int(wrong.nonzero()[0, 0])
+        return self._client_ids[int(np.searchsorted(self.offsets[1:], place, side="right"))]
 
     def read_user(self, user: int, rng: np.random.Generator) -> Examples:
         """Read a user's examples; nothing is random here, so ``rng`` stays untouched.

@@ -81,7 +81,7 @@ def in_memory_task(
             split.check_classes(classes, f"the model has {classes} outputs")
         targets = split.read_range(0, split.num_examples).targets
         if integers is False and not 0 <= float(targets.min()) <= float(targets.max()) <= 1:
-            user = _owner(split, (targets < 0) | (targets > 1))
+            user = split.first_user((targets < 0) | (targets > 1))
             raise UserInputError(f"{split.name}, user {user!r}, targets: must be from 0 to 1")
     layers = [[type(part), _settings(part)] for part in module.modules()]
     users = splits["train"].num_users
@@ -184,12 +184,6 @@ def _check_loss(loss: Any, outputs: Tensor, targets: Tensor) -> None:
         raise UserInputError(
             "loss: of a batch is not the mean of its examples' losses; give the plain mean"
         )
-
-
-def _owner(split: Any, wrong: Tensor) -> str:
-    place = int(wrong.flatten(1 if wrong.ndim > 1 else 0).nonzero()[0, 0])
-    ends = torch.from_numpy(split.offsets[1:])
-    return str(split.client_ids()[int(torch.searchsorted(ends, place, right=True))])
 
 
 def _settings(part: nn.Module) -> dict[str, Any]:
