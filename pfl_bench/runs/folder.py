@@ -15,7 +15,6 @@ from pfl_bench.client import machine
 from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.config.row_differences import tree_differences, with_defaults
 from pfl_bench.config.yaml_text import read_yaml
-from pfl_bench.federated.engine_times import Candidate
 from pfl_bench.files import (
     is_running,
     read_json,
@@ -232,13 +231,17 @@ class RunFolder:
         for section, key, mend in _BEGINNING:
             before, today = recorded[section][key], now[section][key]
             if before != today:
-                engine = Candidate.of(str(before)) if section == "engine" else None
-                what = "engine" if section == "engine" else key
+                what, wanted = key, before
+                if section == "engine":
+                    # Only now: whoever but reads a folder needs none of what trains.
+                    from pfl_bench.federated.engine_times import Candidate
+
+                    engine = Candidate.of(str(before))
+                    what, wanted = section, engine.overrides if engine else before
                 raise RunFolderError(
                     f"{self.path}: this run began with {what} {before}, and would go on with "
                     f"{today}: its results would not be those of one run. "
-                    f"{mend.format(engine.overrides if engine else before)}, or start in a new "
-                    "folder with --out"
+                    f"{mend.format(wanted)}, or start in a new folder with --out"
                 )
         changed = []
         for section, key, mend in _ARITHMETIC:

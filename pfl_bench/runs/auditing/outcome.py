@@ -119,8 +119,9 @@ def _named(
     (task, model), config = run.opened, run.resolved.config
     facts = asdict(replace(task.facts, class_names=()))
     facts["num_users"] = {split: task.split(split).num_users for split in task.split_names}
-    begun = (read_yaml(run.folder / "config.yaml").get("task") or {}).get("data")
-    is_moved = begun != run.resolved.tree["task"].get("data")
+    # As it is written there: what this version fills in has not decided the run.
+    written = read_yaml(run.folder / "config.yaml")
+    is_moved = (written.get("task") or {}).get("data") != run.resolved.tree["task"].get("data")
     worded = {"source"} if is_moved or not is_exact else set()
     wanted = {*_OF_DATA, *(summary.get("data") or {})} - worded
     facts = {key: value for key, value in facts.items() if key in wanted}
@@ -135,8 +136,7 @@ def _named(
         "metric_directions": directions.to_json_dict(),
         "num_parameters": model.num_parameters,
         "pinned_nonce": getattr(config.privacy, "nonce", None) is not None,
-        # As it is written there: what this version fills in has not decided the run.
-        "settings_sha256": settings_digest(read_yaml(run.folder / "config.yaml")),
+        "settings_sha256": settings_digest(written),
         "canaries": canaries and {key: canaries.get(key) for key in CANARIES_IN_SUMMARY},
         **{f"data.{key}": to_json_value(value) for key, value in facts.items()},
     }
