@@ -11,7 +11,7 @@ from pfl_bench.cli.arguments import check_new
 from pfl_bench.cli.main import attempt
 from pfl_bench.cli.speech import answer_json, print_table, say, write
 from pfl_bench.files import read_json
-from pfl_bench.report.leaderboard import standings, write_leaderboard
+from pfl_bench.report.leaderboard import left_out, standings, write_leaderboard
 from pfl_bench.report.run_folder import RunRecord, each_once, read_runs, runs_below
 from pfl_bench.types import UserInputError
 
@@ -26,14 +26,13 @@ def main(arguments: argparse.Namespace) -> int:
     if arguments.audit:
         runs = [run if _is_audited(run) else replace(run, is_audit_believed=False) for run in runs]
     shown = write_leaderboard(runs, standings(runs), out)
-    written = read_json(data_out) or {}
     if arguments.json:
-        answer_json(written)
+        answer_json(read_json(data_out))
     for board in () if arguments.json else shown:
         write(f"\n{board.title} ({board.about})\n")
         print_table(board.table)
-    for run, why in written["left_out"].items():
-        say(f"left out: {run}: {why}")
+    for path, why in left_out(runs).items():
+        say(f"left out: {path}: {why}")
     say(f"\nleaderboard: {out.resolve()}\ndata: {data_out.resolve()}")
     return 0 if len(runs) == len(found) else 1
 

@@ -126,6 +126,11 @@ def _row(record: Record) -> Row:
     )
 
 
+def left_out(runs: Iterable[RunRecord]) -> dict[str, str]:
+    """Reasons why runs have no number to rank by, by their folders; those that have one are not."""
+    return {str(run.path): why for run in runs if (why := _left_out(run))}
+
+
 def _left_out(run: RunRecord) -> str:
     """Reason why a run has no number to rank by; empty if it has one."""
     if not run.is_finished:
@@ -269,22 +274,22 @@ def write_leaderboard(
     Runs without a number to rank by are only named.
     """
     shown = boards(tables)
-    left_out = {str(run.path): why for run in runs if (why := _left_out(run))}
+    without = left_out(runs)
     rows = sum(len(table.rows) for table in tables)
     subtitle = f"{count(len(tables), 'table')}, {count(rows, 'row')}, {count(len(runs), 'run')}"
     page = fill(
         "leaderboard.html",
         title="Leaderboard",
-        subtitle=subtitle + (f", {len(left_out)} left out" if left_out else ""),
+        subtitle=subtitle + (f", {len(without)} left out" if without else ""),
         reading=READING,
         boards=shown,
-        left_out=left_out,
+        left_out=without,
     )
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, page)
     found = [asdict(table) for table in tables]
     write_json(
         out.with_suffix(".json"),
-        {"format_version": BOARD_VERSION, "tables": found, "left_out": left_out},
+        {"format_version": BOARD_VERSION, "tables": found, "left_out": without},
     )
     return shown
