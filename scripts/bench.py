@@ -14,6 +14,7 @@ compute the same thing are compared.
     python scripts/bench.py reddit-scale             # a store of 1.66 million clients
     python scripts/bench.py metrics                  # average precision on FLAIR's fine labels
     python scripts/bench.py scale                    # time and memory against the cohort
+    python scripts/bench.py audit                    # an audit that computes rounds again
     python scripts/bench.py systems                  # clock and selection, 500,000 devices
     python scripts/bench.py page *.json              # the tables of docs/performance.md
 
@@ -27,6 +28,7 @@ import sys
 
 # What is timed; each has a module of that name (- is _) in the folder benchmarks.
 SUBJECTS = {
+    "audit": "audits that compute rounds again, beside the runs",
     "defaults": "`pfl-bench run` with its defaults beside hand-set engine, slots and workers",
     "femnist": "a federated round of FEMNIST's models",
     "flair": "a federated round of FLAIR's ResNet-18",
@@ -51,7 +53,9 @@ def main() -> None:
     arguments = parser.parse_args()
     sys.argv = [f"{sys.argv[0]} {arguments.what}", *arguments.options]
     # Imported here: the memory of one subject is not to hold the libraries of another.
-    if arguments.what == "defaults":
+    if arguments.what == "audit":
+        from benchmarks import audit as subject
+    elif arguments.what == "defaults":
         from benchmarks import defaults as subject
     elif arguments.what == "femnist":
         from benchmarks import femnist as subject

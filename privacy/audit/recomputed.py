@@ -84,17 +84,20 @@ class Sketch:
     def __init__(self, length: int) -> None:
         rng = np.random.Generator(np.random.Philox(_SIGNS))
         self._places = np.sort(rng.choice(length, size=min(8, length), replace=False))
-        columns = rng.choice([-1.0, 1.0], (2, _COLUMNS))
-        rows = rng.integers(0, 2, (2, -(-length // _COLUMNS)), dtype=np.int8)
-        self._signs = [
-            np.outer(2 * row - 1, column.astype(np.int8)).ravel()[:length]
-            for row, column in zip(rows, columns, strict=True)
-        ]
+        self._columns = rng.choice([-1.0, 1.0], (2, _COLUMNS)).T
+        rows = rng.integers(0, 2, (2, -(-length // _COLUMNS)), dtype=np.int8).T
+        self._rows = 2.0 * rows - 1.0
 
     def __call__(self, vector: Tensor) -> Array:
         """Two projections and up to eight coordinates of a vector, shape (P,)."""
         values = vector.detach().cpu().double().numpy()
-        return np.array([*(values @ signs for signs in self._signs), *values[self._places]])
+        # Each element has the sign of its row times that of its column: whole rows, then the rest.
+        whole = len(values) // _COLUMNS * _COLUMNS
+        sums = values[:whole].reshape(-1, _COLUMNS) @ self._columns
+        if whole < len(values):
+            rest = values[whole:] @ self._columns[: len(values) - whole]
+            sums = np.vstack([sums, rest])
+        return np.array([*(sums * self._rows).sum(axis=0), *values[self._places]])
 
 
 def _signs(length: int, seed: int) -> Tensor:

@@ -90,8 +90,9 @@ def train(
     with torch.no_grad():
         for weight, value in zip(weights, start, strict=True):
             weight.copy_(value)
-    velocity = [torch.zeros_like(weight) for weight in weights]
-    beside = learner.shaped(torch.zeros_like(central) if added is None else added)
+    # What is zero is left out: it would take most of a large model's time.
+    velocity = [torch.zeros_like(weight) for weight in weights] if local.momentum else weights
+    beside = [None for _ in weights] if added is None else learner.shaped(added)
     # Not torch.manual_seed, which takes longer than training a small client does.
     torch.default_generator.manual_seed(torch_seed(learner.seed, LOCAL_TRAINING, number, user))
     examples = learner.read(user, number, stream(learner.seed, AUGMENTATION, number, user))
@@ -106,11 +107,12 @@ def train(
         with torch.no_grad():
             gradients = _clipped(found, weights, local)
             for w, c, g, v, k in zip(weights, start, gradients, velocity, beside, strict=True):
-                g = g + local.proximal_weight * (w - c) + local.weight_decay * w
-                g = g if local.corrects_beside_momentum else g + k
-                v.mul_(local.momentum).add_(g)
-                w.sub_(rate * v)
-                if local.corrects_beside_momentum:
+                if local.proximal_weight or local.weight_decay:
+                    g = g + local.proximal_weight * (w - c) + local.weight_decay * w
+                if k is not None and not local.corrects_beside_momentum:
+                    g = g + k
+                w.sub_(rate * (v.mul_(local.momentum).add_(g) if local.momentum else g))
+                if k is not None and local.corrects_beside_momentum:
                     w.sub_(rate * k)
         steps, processed, losses = steps + 1, processed + len(inputs), losses + loss.item()
     update = learner.flat([w.detach() - c for w, c in zip(weights, start, strict=True)])
@@ -166,11 +168,11 @@ def _batches(
 def _clipped(found: Any, weights: list[nn.Parameter], local: Any) -> list[Tensor]:
     pairs = zip(found, weights, strict=True)
     gradients = [torch.zeros_like(w) if g is None else g.to_dense() for g, w in pairs]
-    norms = [torch.linalg.vector_norm(gradient) for gradient in gradients]
+    norms = (torch.linalg.vector_norm(gradient) for gradient in gradients)
     if local.gradient_clip_norm is not None:
         bound = local.gradient_clip_norm
         return [g * (bound / n.clamp_min(bound)) for g, n in zip(gradients, norms, strict=True)]
     if local.gradient_clip_global_norm is not None:
-        bound, norm = local.gradient_clip_global_norm, torch.stack(norms).norm()
+        bound, norm = local.gradient_clip_global_norm, torch.stack([*norms]).norm()
         return [gradient * (bound / norm.clamp_min(bound)) for gradient in gradients]
     return gradients

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -75,7 +75,7 @@ class Contribution:
     """Contribution of one client to the sum."""
 
     user: int  # those of canaries come after all users
-    trained: Trained | None  # None for a canary
+    trained: Trained | None  # without the update; None for a canary
     norm: float  # of what was sent; not finite if that was not, and then it contributed nothing
     clipped: float  # norm after
     traces: NDArray[np.float64]
@@ -124,29 +124,33 @@ def recompute(
 
     def add(user: int, trained: Trained | None, sent: Tensor) -> None:
         nonlocal bits
+        sent = sent.double()
         norm, contribution = mechanism.norm(sent), mechanism.clip(sent)
         if np.isfinite(norm):
             made.total += contribution
             bits += 0.5 if norm <= made.bound else -0.5
         mechanism.report(user, contribution if np.isfinite(norm) else torch.zeros_like(made.total))
         clipped, traces = mechanism.norm(contribution), trace(contribution)
+        # Not the update: memory is that of one client, whatever the cohort.
+        trained = trained and replace(trained, update=torch.empty(0))
         made.contributions.append(Contribution(user, trained, norm, clipped, traces))
 
     local, first = rule.learner.local, central
     local_rate = rate(local.learning_rate, o.local_schedule, number, o.num_rounds)
-    for user in users.tolist():
-        go_on()
+
+    def work(user: int) -> tuple[Trained, Tensor]:
         correction = rule.correction(user)
         trained = train(rule.learner, central, user, number, local_rate, correction, go_on)
-        update = rule.send(user, trained, number)
+        return trained, rule.send(user, trained, number)
+
+    for user in users.tolist():
+        go_on()
+        trained, update = work(user)
         first = update.clone() if user == users[0] else first
         add(user, trained, update)
     if len(users):
         # Data, model, loss and hooks are the run's: what they remember would tie clients together.
-        user = int(users[0])
-        correction = rule.correction(user)
-        trained = train(rule.learner, central, user, number, local_rate, correction, go_on)
-        last = rule.send(user, trained, number)
+        last = work(int(users[0]))[1]
         # One that is not finite is compared too: infinity less itself is no number.
         made.again = float((last.nan_to_num().double() - first.nan_to_num().double()).norm())
     if rule.canaries is not None:

@@ -24,7 +24,7 @@ from benchmarks.common import spread
 OURS = "pfl-bench"
 PEERS = ("bare", "pfl", "Flower")
 # Subjects whose module makes its section's table of a report; all others are of rounds.
-WITH_SECTION = ("defaults", "flair", "metrics", "scale")
+WITH_SECTION = ("audit", "defaults", "flair", "metrics", "scale")
 ROUNDS = "rounds"
 
 

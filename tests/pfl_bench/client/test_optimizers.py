@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from pfl_bench.client import optimizers
-from pfl_bench.client.optimizers import build_optimizer, rate_factor
+from pfl_bench.client.optimizers import build_optimizer, optimizer_form, rate_factor
 from pfl_bench.config.training import OptimizerOptions, ScheduleOptions
+from pfl_bench.runs.checkpoint import differences
 
 NAMES = ["sgd", "adam", "adamw", "adagrad", "yogi"]
 
@@ -135,3 +136,32 @@ def test_epsilon_hat_makes_first_steps_small_where_epsilon_rules() -> None:
 def test_epsilon_hat_is_refused_for_others() -> None:
     with pytest.raises(ValueError, match="epsilon_hat is for adam alone"):
         OptimizerOptions(name="sgd", epsilon_hat=True)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        OptimizerOptions(),
+        OptimizerOptions(momentum=0.9),
+        OptimizerOptions(name="adagrad"),
+        OptimizerOptions(name="adam"),
+        OptimizerOptions(name="adam", epsilon_hat=True),
+        OptimizerOptions(name="adamw"),
+        OptimizerOptions(name="yogi"),
+    ],
+    ids=lambda options: f"{options.name}{options.momentum or ''}{options.epsilon_hat or ''}",
+)
+def test_the_form_is_that_of_the_state_after_a_step(options: OptimizerOptions) -> None:
+    """An audit holds checkpoints against it: nothing of the state lacks, nothing is left open."""
+    tensors = [torch.ones(3), torch.ones(2, 2)]
+    form = optimizer_form(options, tensors)
+    optimizer = build_optimizer(options, tensors, 0.1)
+    for tensor in tensors:
+        tensor.grad = torch.ones_like(tensor)
+    optimizer.step()
+    state = optimizer.state_dict()
+    assert not [*differences(state, form, is_closed=True)]
+    assert {key: {*kept} for key, kept in form["state"].items()} == {
+        key: {*kept} for key, kept in state["state"].items()
+    }
+    assert None not in form["param_groups"][0].values()

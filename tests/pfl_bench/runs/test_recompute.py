@@ -206,6 +206,24 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make(tmp_path_factory.mktemp("sound") / "run", privacy__mechanism=ADAPTIVE)
 
 
+def test_a_round_keeps_no_vector_of_a_client(sound: Path, monkeypatch: Patch) -> None:
+    """A cohort of 100 took seven gigabytes: the memory of an audit is that of one client."""
+    kept = list[int]()
+
+    def watched(*arguments: Any) -> Round:
+        made = recomputing_round(*arguments)
+        for one in made.contributions:
+            assert one.trained is not None
+            kept.append(one.trained.update.untyped_storage().nbytes() + one.traces.nbytes)
+        return made
+
+    recomputing_round = recomputing.recompute
+    monkeypatch.setattr(recomputing, "recompute", watched)
+    assert again(sound).rounds == [1, 2, 3, 4]
+    assert len(kept) > 40
+    assert max(kept) <= 10 * 8  # two projections and eight coordinates
+
+
 def test_the_adaptive_bound_is_the_same_to_the_last_digits(sound: Path) -> None:
     lines = [json.loads(line) for line in (sound / "ledger.jsonl").read_text().splitlines()]
     assert len({line["clip_norm"] for line in lines}) == ROUNDS
