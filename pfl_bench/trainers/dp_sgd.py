@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from pfl_bench.client.flat_model import FlatModel
 from pfl_bench.client.forward import Forward
+from pfl_bench.client.machine import keep_freed_memory
 from pfl_bench.client.optimizers import optimizer_form
 from pfl_bench.client.precision import new_loss_sum
 from pfl_bench.client.prefetch import MicroBatch
@@ -54,6 +55,7 @@ class PrivateSteps:
         self._model = model
         self._observer = observer
         self._checked = False
+        keep_freed_memory()
         try:
             self._module = _with_example_gradients(model.module)
         except NotImplementedError as error:  # Opacus', of a layer that it has no rule for

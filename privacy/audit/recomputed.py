@@ -31,8 +31,9 @@ Local training of a deep model at a large rate makes more of a rounding than R. 
 differs, it is computed up to twelve times more, from central parameters that are disturbed by what
 one rounding of each (in float32 then 4, 16 and 64), and the distance that they may have by then,
 come to. Twice the most that the sum, its norm and one client's norm move by is then added to A, to
-what is allowed of the sum's norm, and to R. From R = 1 on, where rounding decides which clients
-diverge, cohort, bound and noise alone are compared.
+what is allowed of the sum's norm, and to R; to the second in float32 at least half of what the sum
+moves by, as a client that diverges goes any way. From R = 1 on, where rounding decides which
+clients diverge, cohort, bound and noise alone are compared.
 """
 
 from __future__ import annotations
@@ -95,8 +96,7 @@ class Sketch:
         whole = len(values) // _COLUMNS * _COLUMNS
         sums = values[:whole].reshape(-1, _COLUMNS) @ self._columns
         if whole < len(values):
-            rest = values[whole:] @ self._columns[: len(values) - whole]
-            sums = np.vstack([sums, rest])
+            sums = np.vstack([sums, values[whole:] @ self._columns[: len(values) - whole]])
         return np.array([*(sums * self._rows).sum(axis=0), *values[self._places]])
 
 
@@ -153,13 +153,16 @@ class Allowed:
 
     def measure(self, made: Round, disturbed: Round) -> None:
         """Take what local training made of rounding, from how a disturbed round came out."""
-        self.total = max(self.total, 2.0 * float((disturbed.total - made.total).norm()))
-        self.length = max(self.length, 2.0 * abs(disturbed.length - made.length))
+        moved = float((disturbed.total - made.total).norm())
+        self.total = max(self.total, 2.0 * moved)
+        # A client that rounding turned over seldom moves the norm by as much as it can.
+        along = 0.5 * moved if self.each < _FINE else 0.0
+        self.length = max(self.length, 2.0 * abs(disturbed.length - made.length), along)
         for one, same in zip(made.contributions, disturbed.contributions, strict=True):
-            moved = abs(one.norm - same.norm) / max(one.norm, 1e-30)
+            apart = abs(one.norm - same.norm) / max(one.norm, 1e-30)
             # Of one that is not finite no norm is held against the record any more; 0 times
             # infinity would be no number.
-            self.clients = max(self.clients, 2.0 * moved if math.isfinite(moved) else 1e9)
+            self.clients = max(self.clients, 2.0 * apart if math.isfinite(apart) else 1e9)
 
     def step(self, made: Round, gradient: float) -> None:
         """Take the central step of a round whose gradient is off by a distance."""

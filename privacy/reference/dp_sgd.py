@@ -90,10 +90,21 @@ class DpSgd:
         self.parameters = _flat(self._weights)
 
     def sum(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """The clipped sum of a batch at today's parameters, shape (P,), float64."""
+        """The sum of clipped gradients, one an example, at today's parameters, shape (P,), float64.
+
+        One that is not finite adds nothing.
+        """
         total = torch.zeros_like(self.parameters)
+        parts = torch.split(total, [weight.numel() for weight in self._weights])
         for i in range(len(inputs)):
-            total += self._clipped(inputs[i : i + 1], targets[i : i + 1])
+            loss = self._loss(self._module(inputs[i : i + 1]), targets[i : i + 1])
+            gradients = torch.autograd.grad(loss, self._weights)
+            norms = [torch.linalg.vector_norm(g, dtype=torch.float64) for g in gradients]
+            norm = float(torch.stack(norms).norm())
+            if math.isfinite(norm):
+                factor = min(1.0, self._settings.clip_norm / norm if norm else 1.0)
+                for part, gradient in zip(parts, gradients, strict=True):
+                    part.add_(gradient.ravel(), alpha=factor)
         return total
 
     def remembers(self, inputs: Tensor, targets: Tensor) -> float:
@@ -102,17 +113,8 @@ class DpSgd:
         Call it after ``sum``, with the same batch, shape (n, ...). 0 where model and loss keep
         nothing of the examples before.
         """
-        known = self._clipped(inputs[:1], targets[:1])
-        return float((self._clipped(inputs[:1], targets[:1]) - known).norm())
-
-    def _clipped(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """The clipped gradient of one example; zeros where it is not finite."""
-        loss = self._loss(self._module(inputs), targets)
-        gradient = _flat(torch.autograd.grad(loss, self._weights))
-        norm = float(gradient.norm())
-        if not math.isfinite(norm):
-            return torch.zeros_like(gradient)
-        return gradient * min(1.0, self._settings.clip_norm / norm if norm else 1.0)
+        known = self.sum(inputs[:1], targets[:1])
+        return float((self.sum(inputs[:1], targets[:1]) - known).norm())
 
     def step(self, total: Tensor, noise: Tensor, optimizer: Optimizer, rate: float) -> Tensor:
         """Step along a noised sum, its parts of shape (P,) each; gives the gradient, shape (P,)."""

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pfl_bench.client.forward import Forward
+from pfl_bench.client.machine import keep_freed_memory
 from pfl_bench.client.optimizers import rate_factor
 from pfl_bench.profiling import one_thread
 from pfl_bench.rng import Purpose, stream, torch_seed
@@ -65,6 +66,7 @@ def recompute_dp_sgd(
     parameters are computed for ``seconds``, but one step at least; after as long again, the drawing
     of batches and noise ends too.
     """
+    keep_freed_memory()
     try:
         work = _Run(run, evidence.steps, noise_multiplier, seed, seconds)
     except SkippedError as error:

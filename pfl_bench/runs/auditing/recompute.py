@@ -120,6 +120,7 @@ def recompute_run(
     done.code = {"run": str(code), "audit": machine.code_digest()}
     if mode == "none":
         return done
+    machine.keep_freed_memory()
     try:
         work = _Work(run, seed, done)
         work.go(started + seconds if mode == "sample" else float("inf"))
