@@ -27,13 +27,7 @@ rounding of its noise.
 - Cohort, counts, examples and steps: equal; of updates so near to the bound that rounding decides
   whether they are clipped, either will do.
 
-Local training of a deep model at a large rate makes more of a rounding than R. Where a round
-differs, it is computed up to twelve times more, from central parameters that are disturbed by what
-one rounding of each (in float32 then 4, 16 and 64), and the distance that they may have by then,
-come to. Twice the most that the sum, its norm and one client's norm move by is then added to A, to
-what is allowed of the sum's norm, and to R; to the second in float32 at least half of what the sum
-moves by, as a client that diverges goes any way. From R = 1 on, where rounding decides which
-clients diverge, cohort, bound and noise alone are compared.
+How R and A grow with local training: ``privacy.audit.rounding``.
 """
 
 from __future__ import annotations
@@ -45,7 +39,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -57,19 +50,14 @@ from privacy.audit.recomputed_noise import (
     report_problems,
     rounding_of,
 )
-from privacy.reference.central import Optimizer
+from privacy.audit.rounding import FINE, SIGNS, Allowed
 from privacy.reference.round import Round
 
-# What local training may round a contribution by, relative: 1024 roundings of float32, 64 of the
-# 11 bits of TF32, 32 of the 8 bits of bfloat16.
-ROUNDING = {"float32": 2.0**-14, "tf32": 2.0**-5, "bfloat16": 2.0**-4}
-# Precisions with a smaller rounding are fine ones. In the others the norm of a sum may be off by
-# this part of R: what ties clients together moves it more.
-_FINE = 2.0**-10
+# In coarse precisions the norm of a sum may be off by this part of R: what ties clients together
+# moves it more.
 _ALONG = 0.125
 # From here on a difference would say little.
 MOST = 0.2
-_SIGNS = 20_250
 _COLUMNS = 256
 _EXACT = 1e-9
 # Standard deviations, beyond which a normal number is with probability 3e-12.
@@ -83,7 +71,7 @@ class Sketch:
     """A ledger's sketch of vectors of one length, written from its definition."""
 
     def __init__(self, length: int) -> None:
-        rng = np.random.Generator(np.random.Philox(_SIGNS))
+        rng = np.random.Generator(np.random.Philox(SIGNS))
         self._places = np.sort(rng.choice(length, size=min(8, length), replace=False))
         self._columns = rng.choice([-1.0, 1.0], (2, _COLUMNS)).T
         rows = rng.integers(0, 2, (2, -(-length // _COLUMNS)), dtype=np.int8).T
@@ -98,80 +86,6 @@ class Sketch:
         if whole < len(values):
             sums = np.vstack([sums, values[whole:] @ self._columns[: len(values) - whole]])
         return np.array([*(sums * self._rows).sum(axis=0), *values[self._places]])
-
-
-def _signs(length: int, seed: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, 2, (length,), generator=generator) * 2.0 - 1.0
-
-
-class Allowed:
-    """Largest effect of rounding since the parameters were last known bit for bit.
-
-    ``rounds`` counts those since then, the one that is compared included; ``central`` is the
-    distance of the central parameters; ``clients``, ``total`` and ``length`` are what is added to
-    R, to A and to what is allowed of the sum's norm, of the round. ``each`` is of ``ROUNDING``; the
-    central optimizer, as it was then, is copied.
-    """
-
-    def __init__(self, each: float, optimizer: Optimizer) -> None:
-        self.each, self.rounds, self.central = each, 0, 0.0
-        self.clients = self.total = self.length = 0.0
-        self._disturbed = copy.deepcopy(optimizer)
-        self._shift: Tensor | float = 0.0
-        self._float32 = 0.0
-
-    @property
-    def relative(self) -> float:
-        """R."""
-        return self.each * self.rounds + self.clients
-
-    def of_moment(self, name: str, own: Tensor) -> float:
-        """Distance that rounding may explain of a moment of the central optimizer, shape (P,)."""
-        if self.relative >= 1.0:
-            return math.inf
-        # Squares feel where an error lies: more, where it lies at the largest elements.
-        factor = 4.0 if name == "first" else 64.0
-        shift = getattr(self._disturbed, name) - own
-        return factor * float(shift.norm()) + 64.0 * ULP * float(own.norm())
-
-    def begin(self) -> None:
-        """Begin the next round."""
-        self.rounds += 1
-        self.clients = self.total = self.length = 0.0
-
-    def disturbed(self, central: Tensor, place: int) -> Tensor:
-        """Central parameters, float32, that are off by what rounding may have come to, shape (P,).
-
-        Each of several places is disturbed in other directions, and in float32 by four times as
-        much after every third.
-        """
-        signs = _signs(len(central), _SIGNS + 1 + place)
-        apart = self.central / (4.0 * math.sqrt(len(central)))
-        one = 2.0**-10 * 4.0 ** (place // 3) if self.each < _FINE else 2.0**-5
-        return central + signs * (central.abs() * (self.each * one) + apart)
-
-    def measure(self, made: Round, disturbed: Round) -> None:
-        """Take what local training made of rounding, from how a disturbed round came out."""
-        moved = float((disturbed.total - made.total).norm())
-        self.total = max(self.total, 2.0 * moved)
-        # A client that rounding turned over seldom moves the norm by as much as it can.
-        along = 0.5 * moved if self.each < _FINE else 0.0
-        self.length = max(self.length, 2.0 * abs(disturbed.length - made.length), along)
-        for one, same in zip(made.contributions, disturbed.contributions, strict=True):
-            apart = abs(one.norm - same.norm) / max(one.norm, 1e-30)
-            # Of one that is not finite no norm is held against the record any more; 0 times
-            # infinity would be no number.
-            self.clients = max(self.clients, 2.0 * apart if math.isfinite(apart) else 1e9)
-
-    def step(self, made: Round, gradient: float) -> None:
-        """Take the central step of a round whose gradient is off by a distance."""
-        signs = _signs(len(made.before), _SIGNS).double()
-        off = made.gradient.double() + signs * (gradient / math.sqrt(len(signs)))
-        after = self._disturbed.step(made.before.double() + self._shift, off, made.rate)
-        self._shift = after - made.central.double()
-        self._float32 += 8.0 * ULP * float(made.central.double().norm())
-        self.central = 4.0 * float(self._shift.norm()) + self._float32
 
 
 def compare(
@@ -208,7 +122,7 @@ def compare(
         return
     near = _near(line, made, allowed)
     yield from _sum(line, made, sketch, near, bool(noise))
-    share = allowed.each * allowed.rounds * (1.0 if allowed.each < _FINE else _ALONG)
+    share = allowed.each * allowed.rounds * (1.0 if allowed.each < FINE else _ALONG)
     off = share * max(_scale(made), made.length) + allowed.length
     yield from recorded_number("sum before noise: its norm", line, "sum_norm", made.length, off)
     yield from report_problems(line, made, near)

@@ -33,7 +33,7 @@ from privacy.audit.check import Check, Comparison, conclude
 from privacy.audit.columns import StepColumns
 from privacy.audit.errors import IncompleteError, SkippedError
 from privacy.audit.evidence import Evidence
-from privacy.audit.recomputed import ROUNDING
+from privacy.audit.rounding import ROUNDING
 from privacy.recording.step_observation import BLOCKS, StepSketcher, batch_digest
 from privacy.reference.central import Optimizer
 from privacy.reference.dp_sgd import DpSgd, Settings, batches_of_epoch, noise_of_step

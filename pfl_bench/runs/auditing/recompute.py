@@ -29,6 +29,7 @@ from privacy.audit import recomputed
 from privacy.audit.check import Check
 from privacy.audit.errors import SkippedError
 from privacy.audit.inputs import as_number
+from privacy.audit.rounding import ROUNDING, Allowed
 from privacy.errors import LedgerError
 from privacy.ledger import read_ledger
 from privacy.plan.plan import tensor_digest
@@ -191,9 +192,7 @@ class _Work:
             self._done.problems.append(f"round {start + 1}: {flaw}")
             return
         sketch = recomputed.Sketch(len(self._run.initial))
-        allowed = recomputed.Allowed(
-            recomputed.ROUNDING[self._run.resolved.config.precision], state.optimizer
-        )
+        allowed = Allowed(ROUNDING[self._run.resolved.config.precision], state.optimizer)
 
         left = 0.0
 
@@ -239,7 +238,10 @@ class _Work:
                 disturbed = self._disturbed(number, rule, before, allowed, place)
                 allowed.measure(made, disturbed)
                 found = list(recomputed.compare(*records, made, sketch, allowed))
-            if not found and recomputed.shares(made, allowed) > recomputed.MOST:
+            unclear = found and not list(
+                recomputed.compare(*records, made, sketch, allowed.widened())
+            )
+            if unclear or (not found and recomputed.shares(made, allowed) > recomputed.MOST):
                 self._done.reasons.append(
                     f"from round {number} on, what local training makes of rounding could hide a "
                     "difference"
@@ -259,7 +261,7 @@ class _Work:
                 problems += [f"round {number}: {problem}" for problem in moments]
                 if not problems and number < stop:
                     rule, state = self._run.at(number)
-                    allowed = recomputed.Allowed(allowed.each, state.optimizer)
+                    allowed = Allowed(allowed.each, state.optimizer)
             self._done.problems += problems
             if problems:
                 return
@@ -283,7 +285,7 @@ class _Work:
         return _FAR_MORE * (steps + as_number(line.get("realised_cohort")) + 1.0)
 
     def _disturbed(
-        self, number: int, rule: Rule, before: State, allowed: recomputed.Allowed, place: int
+        self, number: int, rule: Rule, before: State, allowed: Allowed, place: int
     ) -> Round:
         """The round from central parameters that are disturbed; what clients keep stays."""
         state = _copied(before)

@@ -35,7 +35,7 @@ from pfl_bench.types import (
 )
 from privacy.audit.errors import SkippedError
 from privacy.audit.inputs import as_number
-from privacy.audit.recomputed import Allowed
+from privacy.audit.rounding import Allowed
 from privacy.reference.central import Optimizer
 from privacy.reference.client import Learner, Trained
 from privacy.reference.cohort import SCHEMES

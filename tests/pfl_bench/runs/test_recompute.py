@@ -27,7 +27,7 @@ from pfl_bench.runs.auditing.recompute import Mode, Recomputation, recompute_run
 from pfl_bench.runs.runner import run
 from pfl_bench.types import Examples, LocalTraining
 from privacy import mechanism as mechanisms
-from privacy.audit.recomputed import Allowed
+from privacy.audit.rounding import Allowed
 from privacy.empirical.canaries import Canaries
 from privacy.mechanisms.adaptive_gaussian import AdaptiveGaussian
 from privacy.reference.client import places
@@ -204,6 +204,33 @@ def test_a_leak_is_seen_in_bfloat16(tmp_path: Path, monkeypatch: Patch) -> None:
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make(tmp_path_factory.mktemp("sound") / "run", privacy__mechanism=ADAPTIVE)
+
+
+@pytest.mark.parametrize(
+    ("explained", "outcome"), [(5e-2, "passes"), (4e-3, "decides nothing"), (3e-4, "fails")]
+)
+def test_what_local_training_makes_of_rounding_has_a_long_tail(
+    explained: float, outcome: str, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    """Sound runs of a network at rate 0.5 failed: a client diverged as in none of the trials."""
+    real = sequential.SequentialEngine._train_client
+
+    def train(self: Any, *arguments: Any) -> Any:
+        trained = real(self, *arguments)
+        self._update[0] += 0.005 * float(self._update.norm())
+        return trained
+
+    def measure(self: Allowed, *rounds: Round) -> None:
+        self.total = self.length = self.clients = explained
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sequential.SequentialEngine, "_train_client", train)
+        folder = make(tmp_path / "run")
+    monkeypatch.setattr(Allowed, "measure", measure)
+    done = again(folder)
+    assert bool(done.problems) == (outcome == "fails")
+    hides = [reason for reason in done.reasons if "could hide a difference" in reason]
+    assert bool(hides) == (outcome == "decides nothing")
 
 
 def test_a_round_keeps_no_vector_of_a_client(sound: Path, monkeypatch: Patch) -> None:
