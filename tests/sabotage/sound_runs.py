@@ -1,6 +1,6 @@
 """Does the audit fail sound runs? Small private runs of settings that are drawn, and their audits.
 
-    python -m tests.sabotage.sound_runs OUTCOMES.jsonl [--count 200] [--seed 0]
+    python -m tests.sabotage.sound_runs OUTCOMES.jsonl [--count 200] [--seed 0] [--diverging]
 
 Each run is of real code on the digits, with a mechanism, sampling scheme, engine, algorithm,
 central optimizer, number of workers, precision, accountant and seed that are drawn, and in one of
@@ -144,13 +144,16 @@ def drawn(
     return "private_federated", {**changes, **beside}
 
 
-def outcomes(seed: int, found: list[dict[str, Any]], store: Path) -> Iterator[dict[str, Any]]:
+def outcomes(
+    seed: int, found: list[dict[str, Any]], store: Path, diverging: bool = False
+) -> Iterator[dict[str, Any]]:
     """Run and audit sound settings, the mechanisms in turn, without end.
 
     Args:
         seed: Of the draws.
         found: What earlier ones came to.
         store: Of ``write_digits``.
+        diverging: Whether to draw networks at large rates alone.
     """
     draw = found[-1]["draw"] if found else -1
     for number in itertools.count(len(found)):
@@ -158,6 +161,8 @@ def outcomes(seed: int, found: list[dict[str, Any]], store: Path) -> Iterator[di
             draw += 1
             rng = np.random.default_rng([seed, draw])
             setting, changes = drawn(rng, _MECHANISMS[number % len(_MECHANISMS)], store)
+            if diverging and not _diverges(changes):
+                continue
             with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
                 try:
                     run(make_config(setting, **changes), Path(folder) / "run")
@@ -173,6 +178,12 @@ def outcomes(seed: int, found: list[dict[str, Any]], store: Path) -> Iterator[di
             "words": done.words,
             "failed": failed,
         }
+
+
+def _diverges(changes: dict[str, Any]) -> bool:
+    """Whether local training makes much of a rounding: of a network in float32 at a large rate."""
+    rate = changes.get("federated__local_learning_rate", changes.get("central__learning_rate", 0.0))
+    return "model" in changes and changes["precision"] == "float32" and rate >= 0.1
 
 
 def table(found: list[dict[str, Any]]) -> str:
@@ -196,6 +207,9 @@ def main() -> None:
     parser.add_argument("outcomes", metavar="OUTCOMES.jsonl", type=Path)
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--diverging", action="store_true", help="networks at rates of 0.1 and more alone"
+    )
     given = parser.parse_args()
     torch.set_num_threads(1)
     os.environ["PFL_BENCH_CACHE"] = "off"
@@ -205,7 +219,8 @@ def main() -> None:
         store = Path(folder) / "digits.h5"
         write_digits(store)
         left = given.count - len(found)
-        for one in itertools.islice(outcomes(given.seed, found[:], store), left):
+        runs = outcomes(given.seed, found[:], store, given.diverging)
+        for one in itertools.islice(runs, left):
             found.append(one)
             with given.outcomes.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(one) + "\n")
