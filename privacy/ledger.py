@@ -125,8 +125,8 @@ def _check_line(path: Path, number: int, entry: dict[str, Any], previous: str) -
     if entry.get("previous") != previous:
         raise LedgerError(
             f"{path}, line {number}: does not follow from the line before (its 'previous' is "
-            f"{str(entry.get('previous'))[:12]}..., expected {previous[:12]}...); a line was "
-            "altered. Restore the file, or start a new run folder"
+            f"{str(entry.get('previous'))[:12]}..., expected {previous[:12]}...); line "
+            f"{number - 1} was altered, or this line. Restore the file, or start a new run folder"
         )
 
 

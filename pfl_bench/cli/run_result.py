@@ -186,6 +186,10 @@ class TableResult(list[RunResult]):
         frame: pd.DataFrame = _pandas().read_csv(io.StringIO(self._table().to_csv()))
         return frame
 
+    def __repr__(self) -> str:
+        """The table as text, as ``pfl-bench table`` prints it."""
+        return self._table().to_text() if self else "TableResult()"
+
     def _repr_html_(self) -> str:
         """The table, for notebooks."""
         table = self._table()

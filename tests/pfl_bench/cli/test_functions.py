@@ -78,6 +78,10 @@ def test_results_of_a_table_are_a_frame_with_verdicts(run: Path) -> None:
     page = results._repr_html_()
     assert page.count("<tr>") == 2
     assert "<li>" in page
+    head, line_of_row = repr(results).splitlines()
+    assert head.startswith("row ")
+    assert line_of_row.startswith("demo-private-federated ")
+    assert repr(TableResult()) == "TableResult()"
 
 
 def test_a_page_and_a_leaderboard_are_written(run: Path, tmp_path: Path) -> None:
