@@ -1,6 +1,6 @@
 """The most that rounding may come to, round by round.
 
-R, A and what is compared with them: ``privacy.audit.recomputed``.
+Guarantee: none of its own; it bounds R and A of ``privacy.audit.recomputed``, which compares.
 
 Local training of a deep model at a large rate makes more of a rounding than R. Where a round
 differs, it is computed up to twelve times more, from central parameters that are disturbed by what
