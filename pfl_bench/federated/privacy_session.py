@@ -24,6 +24,7 @@ from privacy.aggregate import Aggregate
 from privacy.description import Columns
 from privacy.ledger import Ledger
 from privacy.mechanism import Mechanism, NoiseScale, Release
+from privacy.plan.checks import check_users
 from privacy.plan.plan import PlanRequest, PrivacyPlan, make_plan
 from privacy.recording.central_record import CentralRecord
 from privacy.recording.observation import Observer, ParticipationHistory
@@ -34,6 +35,15 @@ if TYPE_CHECKING:
     from privacy.empirical.canaries import Canaries
 
 
+def check_private_users(parts: FederatedParts) -> None:
+    """Refuse all that the users of a private run do not allow, whoever takes part.
+
+    Raises:
+        privacy.errors.PlanError: There are such settings.
+    """
+    check_users(_plan_request(parts, Participants()))
+
+
 def make_federated_plan(parts: FederatedParts, participants: Participants) -> PrivacyPlan | None:
     """Build the plan of a run's configuration; None for a run that claims no privacy.
 
@@ -41,8 +51,7 @@ def make_federated_plan(parts: FederatedParts, participants: Participants) -> Pr
         ConfigError: A model without a plan has layers that gather running statistics.
         privacy.errors.PlanError: The accounting of the settings would be wrong.
     """
-    resolved, options = parts.resolved, parts.options
-    privacy, layers = resolved.config.privacy, batchnorm_layers(parts.model.module)
+    privacy, layers = parts.resolved.config.privacy, batchnorm_layers(parts.model.module)
     if privacy is None or privacy.population_size is None:
         if layers:
             raise ConfigError(
@@ -50,41 +59,46 @@ def make_federated_plan(parts: FederatedParts, participants: Participants) -> Pr
                 "federated training neither sends nor averages; use GroupNorm or frozen statistics"
             )
         return None
+    return make_plan(_plan_request(parts, participants))
+
+
+def _plan_request(parts: FederatedParts, participants: Participants) -> PlanRequest:
+    resolved, options, privacy = parts.resolved, parts.options, parts.resolved.config.privacy
+    assert privacy is not None
     name, num_users = resolved.tree["privacy"]["mechanism"]["name"], parts.split.num_users
     named = privacy.population_size
+    assert named is not None
     mechanism_options, audit = resolved.mechanism_options, privacy.audit
     worst_case = audit is not None and audit.kind == "worst_case"
-    return make_plan(
-        PlanRequest(
-            mechanism=name,
-            mechanism_build=lambda noise: build_mechanism(name, mechanism_options, noise),
-            mechanism_options=mechanism_options.model_dump() if mechanism_options else {},
-            scheme=options.scheme,
-            population_size=num_users if named == "training_users" else named,
-            num_users=num_users,
-            hypothetical_population=privacy.hypothetical_population,
-            cohort_size=options.cohort_size,
-            noise_cohort_size=privacy.noise_cohort_size,
-            num_rounds=options.num_rounds,
-            weighting=options.weighting,
-            epsilon=privacy.epsilon,
-            noise_multiplier=privacy.noise_multiplier,
-            delta=privacy.delta,
-            accountant=privacy.accountant,
-            uploads=parts.algorithm.uploads,
-            batchnorm_layers=layers,
-            num_parameters=parts.model.num_parameters,
-            data_checksum=parts.task.facts.checksum,
-            selected_by=resolved.config.evaluation.select_best,
-            nonce=privacy.nonce,
-            artificial_users=parts.task.facts.artificial_users,
-            num_canaries=audit.count if audit else 0,
-            fresh_noise_for="privacy.audit.kind worst_case" if worst_case else None,
-            participation_rests_on=participants.rests_on,
-            selection_uses_data=participants.uses_data,
-            client_state=parts.client_state,
-            plugins=machine.plugin_digests(),
-        )
+    return PlanRequest(
+        mechanism=name,
+        mechanism_build=lambda noise: build_mechanism(name, mechanism_options, noise),
+        mechanism_options=mechanism_options.model_dump() if mechanism_options else {},
+        scheme=options.scheme,
+        population_size=num_users if named == "training_users" else named,
+        num_users=num_users,
+        hypothetical_population=privacy.hypothetical_population,
+        cohort_size=options.cohort_size,
+        noise_cohort_size=privacy.noise_cohort_size,
+        num_rounds=options.num_rounds,
+        weighting=options.weighting,
+        epsilon=privacy.epsilon,
+        noise_multiplier=privacy.noise_multiplier,
+        delta=privacy.delta,
+        accountant=privacy.accountant,
+        uploads=parts.algorithm.uploads,
+        batchnorm_layers=batchnorm_layers(parts.model.module),
+        num_parameters=parts.model.num_parameters,
+        data_checksum=parts.task.facts.checksum,
+        selected_by=resolved.config.evaluation.select_best,
+        nonce=privacy.nonce,
+        artificial_users=parts.task.facts.artificial_users,
+        num_canaries=audit.count if audit else 0,
+        fresh_noise_for="privacy.audit.kind worst_case" if worst_case else None,
+        participation_rests_on=participants.rests_on,
+        selection_uses_data=participants.uses_data,
+        client_state=parts.client_state,
+        plugins=machine.plugin_digests(),
     )
 
 

@@ -23,7 +23,12 @@ from pfl_bench.federated.central_gradient import write_gradient
 from pfl_bench.federated.cohort import CohortTraining
 from pfl_bench.federated.notices import RoundNotices
 from pfl_bench.federated.parts import FederatedParts, build_engine
-from pfl_bench.federated.privacy_session import PrivateRounds, PublicRounds, make_federated_plan
+from pfl_bench.federated.privacy_session import (
+    PrivateRounds,
+    PublicRounds,
+    check_private_users,
+    make_federated_plan,
+)
 from pfl_bench.federated.round import RoundParts, run_round
 from pfl_bench.federated.sampling import build_participants
 from pfl_bench.federated.shards import expected_work, num_shards
@@ -79,6 +84,7 @@ class FederatedTrainer(Trainer):
             notice(f"systems: devices are {devices.source}")
         self._cohort_seed = resolved.config.seed
         if resolved.config.setting == "private_federated":
+            check_private_users(parts)
             checksum, sums = parts.task.facts.checksum, f"{self.engine}, {shards} shards"
             self.private_seed = private_seed.derive(
                 resolved, checksum, model.initial_digest, model.device, sums, traces

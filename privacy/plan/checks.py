@@ -35,12 +35,6 @@ def check_sizes(request: PlanRequest) -> None:
     for name, count in counts.items():
         if count != int(count) or count < 1:
             raise PrivacyError(f"{name} is {count!r}, but must be a whole number, at least 1")
-    if request.cohort_size > request.num_users:
-        raise PlanError(
-            f"cohort_size {request.cohort_size} is more than the {request.num_users} users in the "
-            "data, so no such cohort can be drawn without drawing a user twice; lower cohort_size "
-            "(noise_cohort_size may stay larger, within population_size)"
-        )
     if request.scheme.takes_everybody and request.cohort_size != request.num_users:
         raise PlanError(
             f"under full participation every one of the {request.num_users} users is in the "
@@ -68,12 +62,55 @@ def check_not_private(request: PlanRequest) -> None:
 
 def check_private(request: PlanRequest, mechanism: Mechanism) -> None:
     """Check a private run: populations, sensitivity, and that nothing bypasses the clip."""
-    _check_populations(request)
+    check_users(request)
+    _check_everybody(request)
     _check_sensitivity(request, mechanism.clip_norm)
     _check_uploads(request)
     _check_client_state(request)
     if request.fresh_noise_for:
         _check_steps(request, mechanism)
+
+
+def check_users(request: PlanRequest) -> None:
+    """Check what the number of the data's users allows; one PlanError says all that it does not."""
+    refusals, cohort_size, num_users = [], request.cohort_size, request.num_users
+    population_size = request.population_size
+    if cohort_size > num_users:
+        refusals.append(
+            f"cohort_size {cohort_size} is more than the {num_users} users in the data, so no such "
+            "cohort can be drawn without drawing a user twice; lower cohort_size "
+            "(noise_cohort_size may stay larger, within population_size)"
+        )
+    if population_size != num_users and not request.hypothetical_population:
+        refusals.append(
+            f"population_size is {population_size}, but the data have {num_users} users: the "
+            "simulated epsilon would be that of a population nobody has. Set population_size to "
+            "the data's users, or declare hypothetical_population: true, which the privacy "
+            "statement will say"
+        )
+        population_size = num_users
+    noise_cohort = request.noise_cohort_size or min(cohort_size, num_users)
+    if noise_cohort > population_size:
+        refusals.append(
+            f"a round of the simulated deployment has {noise_cohort} users (noise_cohort_size, "
+            f"else cohort_size), but its population_size is {population_size}: the sampling "
+            "probability would exceed 1; lower noise_cohort_size"
+        )
+    if refused := delta_refusal(request.delta, max(population_size, num_users)):
+        refusals.append(refused)
+    if refusals:
+        raise PlanError("\n".join(refusals))
+
+
+def delta_refusal(delta: float | None, number: int, unit: str = "user") -> str:
+    """Refusal of a delta too large for so many users (or examples); "" for no refusal."""
+    if delta is None or delta * number < 1.0:
+        return ""
+    return (
+        f"delta is {delta:.4g}, but must be below 1/{number} ({1.0 / number:.3g}), one over the "
+        f"number of {unit}s: publishing one {unit} at random would satisfy it. Lower delta, or set "
+        f"it to null, which is {number} ** -1.1"
+    )
 
 
 def check_participation(request: PlanRequest) -> None:
@@ -154,21 +191,8 @@ def _check_steps(request: PlanRequest, mechanism: Mechanism) -> None:
     )
 
 
-def _check_populations(request: PlanRequest) -> None:
-    if request.population_size != request.num_users and not request.hypothetical_population:
-        raise PlanError(
-            f"population_size is {request.population_size}, but the data have "
-            f"{request.num_users} users: the simulated epsilon would be that of a population "
-            "nobody has. Set population_size to the data's users, or declare "
-            "hypothetical_population: true, which the privacy statement will say"
-        )
+def _check_everybody(request: PlanRequest) -> None:
     noise_cohort = request.noise_cohort_size or request.cohort_size
-    if noise_cohort > request.population_size:
-        raise PlanError(
-            f"a round of the simulated deployment has {noise_cohort} users (noise_cohort_size, "
-            f"else cohort_size), but its population_size is {request.population_size}: the "
-            "sampling probability would exceed 1; lower noise_cohort_size"
-        )
     if request.scheme.takes_everybody and noise_cohort != request.population_size:
         raise PlanError(
             f"under full participation the simulated cohort is its whole population, but "

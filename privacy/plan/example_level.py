@@ -31,9 +31,10 @@ from privacy.amplification import (
 )
 from privacy.calibration import default_delta
 from privacy.description import DP_SGD
-from privacy.errors import PrivacyError
+from privacy.errors import PlanError, PrivacyError
 from privacy.noise.feature_statistics import FeatureStatistics
 from privacy.plan.budget import Budget
+from privacy.plan.checks import delta_refusal
 from privacy.plan.notes import example_level_notes, plugin_notes, sampling_notes
 from privacy.plan.types import Setting
 from privacy.schemes.poisson import Poisson
@@ -183,6 +184,8 @@ def make_example_level_plan(request: ExampleLevelRequest) -> ExampleLevelPlan:
             "one example could move the sum by any amount"
         )
     budget = request.budget
+    if refused := delta_refusal(budget.delta, request.num_examples, "example"):
+        raise PlanError(refused)
     delta = default_delta(request.num_examples) if budget.delta is None else budget.delta
     examples = Participation.named(request.sampling, request.num_examples, request.batch_size)
     composition = example_level_composition(request.statistics)

@@ -193,10 +193,10 @@ def make_plan(request: PlanRequest) -> PrivacyPlan:
         setting = Setting(everybody, 0.0, None, "none", None)
         noise = NoiseScale(0.0, request.cohort_size, request.cohort_size)
         return PrivacyPlan(request, probe, noise, setting, setting, max_rounds=None)
-    check_private(request, probe)
-    check_participation(request)
     delta = _delta(request, request.population_size)
     check_delta(delta)
+    check_private(request, probe)
+    check_participation(request)
     noise_cohort = request.noise_cohort_size or request.cohort_size
     deployment = request.participation(request.population_size, noise_cohort)
     check_composition(probe.composition(deployment, 1.0, request.num_rounds), request.accountant)

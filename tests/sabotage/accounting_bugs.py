@@ -76,7 +76,8 @@ def ten_million(request: PlanRequest) -> PlanRequest:
 
 
 def forget_populations(patch: Patch) -> None:
-    patch.setattr(plan_checks, "_check_populations", lambda request: None)
+    for module in (plan_checks, private_rounds):
+        patch.setattr(module, "check_users", lambda request: None)
 
 
 def sensitivity_of_one(patch: Patch) -> None:
@@ -207,7 +208,7 @@ ACCOUNTING_BUGS = (
     Bug(
         "population_unplanned",
         "the same, the plan's check forgotten",
-        "`plan_checks._check_populations` does nothing",
+        "`plan_checks.check_users` does nothing",
         expects=("population",),
         plant=forget_populations,
         changes={"privacy__population_size": 3_000},
@@ -221,9 +222,10 @@ ACCOUNTING_BUGS = (
     ),
     Bug(
         "delta_too_large",
-        "a delta above one over the population",
-        "configured: `privacy.delta: 0.01`",
+        "a delta above one over the population, the plan's check forgotten",
+        "`plan_checks.delta_refusal` refuses none; configured: `privacy.delta: 0.01`",
         expects=("delta",),
+        plant=lambda patch: patch.setattr(plan_checks, "delta_refusal", lambda *asked: ""),
         changes={"privacy__delta": 0.01},
     ),
     Bug(

@@ -109,12 +109,23 @@ def test_a_row_fits_into_80_columns_and_names_its_published_number(capsys: Captu
     assert "local_momentum: 0.0" in everything
 
 
-def test_a_delta_that_promises_nothing_is_said_before_the_run(capsys: Capture) -> None:
-    row = "demo/private_federated.yaml"
-    for delta, is_said in (("0.0033", False), ("0.0034", True)):  # of 300 users
-        assert main(["run", row, f"privacy.delta={delta}", "--dry-run"]) == 0
-        printed = " ".join(capsys.readouterr().out.split())
-        assert ("delta is not below 1/300, so this promises nothing" in printed) == is_said
+@pytest.mark.parametrize("row", ["private_federated", "central_dp"])
+def test_a_delta_that_promises_nothing_is_refused_before_the_run(
+    row: str, tmp_path: Path, capsys: Capture
+) -> None:
+    number = 300 if row == "private_federated" else 1199
+    command = ["run", f"demo/{row}.yaml", "--out", str(tmp_path / "run")]
+    assert main([*command, f"privacy.delta={0.99 / number}", "--dry-run"]) == 0
+    for more in ([], ["--dry-run"]):
+        assert main([*command, f"privacy.delta={1.01 / number}", *more]) == 2
+        assert f"but must be below 1/{number}" in capsys.readouterr().err
+
+
+def test_a_delta_that_promises_nothing_is_said_without_the_data(capsys: Capture) -> None:
+    for delta, is_said in (("2.4e-5", False), ("2.5e-5", True)):  # of 41,131 users
+        printed = shown(capsys, "show", FLAIR, f"privacy.delta={delta}")
+        said = "delta is not below 1/41131, so a run refuses it" in " ".join(printed.split())
+        assert said == is_said
 
 
 def test_an_override_is_shown_and_is_not_the_row(capsys: Capture) -> None:

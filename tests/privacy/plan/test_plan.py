@@ -231,12 +231,30 @@ def test_without_noise_epsilon_is_infinite_and_said() -> None:
     assert any("no guarantee" in note for note in statement.notes)
 
 
-def test_a_careless_delta_is_noted_for_the_setting_it_is_careless_in() -> None:
-    notes = make_plan(request(delta=1e-3)).statement(1).notes
-    assert any("simulated delta 0.001" in note for note in notes)
-    plan = make_plan(request(population_size=10**6, hypothetical_population=True, delta=1e-4))
-    assert any("simulated delta" in note for note in plan.statement(1).notes)
-    assert not any("actual delta" in note for note in plan.statement(1).notes)
+@pytest.mark.parametrize(
+    ("population", "users", "delta", "largest"),
+    [(1000, 1000, 1e-3, 1000), (10**6, 1000, 1e-4, 10**6), (1000, 2000, 7e-4, 2000)],
+)
+def test_a_delta_must_be_small_for_the_data_and_the_deployment(
+    population: int, users: int, delta: float, largest: int
+) -> None:
+    changes = {"population_size": population, "hypothetical_population": population != users}
+    make_plan(request(**changes, num_users=users, delta=0.99 / largest))
+    with pytest.raises(PlanError, match=f"must be below 1/{largest} .* Lower delta"):
+        make_plan(request(**changes, num_users=users, delta=delta))
+
+
+def test_all_that_the_number_of_users_does_not_allow_is_refused_at_once() -> None:
+    with pytest.raises(PlanError) as refused:
+        make_plan(request(num_users=30, cohort_size=31, delta=0.1))
+    cohort, population, noise_cohort, delta = str(refused.value).splitlines()
+    assert cohort.startswith("cohort_size 31 is more than the 30 users")
+    assert population.startswith("population_size is 1000, but the data have 30 users")
+    assert noise_cohort.endswith(
+        "its population_size is 30: the sampling probability would exceed "
+        "1; lower noise_cohort_size"
+    )
+    assert delta.startswith("delta is 0.1, but must be below 1/30 (0.0333)")
 
 
 def test_no_privacy_is_one_more_plan() -> None:
