@@ -123,10 +123,11 @@ def _check_line(path: Path, number: int, entry: dict[str, Any], previous: str) -
             "line was dropped, doubled or moved. Restore the file, or start a new run folder"
         )
     if entry.get("previous") != previous:
+        altered = f"line {number - 1} was altered, or this line" if number > 1 else "it was altered"
         raise LedgerError(
             f"{path}, line {number}: does not follow from the line before (its 'previous' is "
-            f"{str(entry.get('previous'))[:12]}..., expected {previous[:12]}...); line "
-            f"{number - 1} was altered, or this line. Restore the file, or start a new run folder"
+            f"{str(entry.get('previous'))[:12]}..., expected {previous[:12]}...); {altered}. "
+            "Restore the file, or start a new run folder"
         )
 
 

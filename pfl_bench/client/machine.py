@@ -9,7 +9,7 @@ import hashlib
 import importlib.util
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -90,17 +90,36 @@ def plugin_digests() -> dict[str, str]:
 @functools.cache
 def _digests_of_plugins(user_folders: tuple[str, ...]) -> dict[str, str]:
     """Digests of plug-ins in ``user_folders`` and of packages: as they are loaded, not later."""
-    lines: dict[str, list[str]] = {}
+    files = _files_of_plugins()
+    return {name: _digest_of_files(files[name].values()) for name in sorted(files)}
+
+
+def _files_of_plugins() -> dict[str, dict[Path, str]]:
+    """Lines of the digests, by plug-in and file; the newest file of each plug-in is first."""
+    found: dict[str, dict[Path, str]] = {}
     for origin, files in plugins.user_files().items():
-        content = [
-            f"{place} {hashlib.sha256(path.read_bytes()).hexdigest()}\n" for place, path in files
-        ]
         # Two folders may have one name.
-        lines.setdefault(Path(origin).name, []).extend(content)
-    return {
-        name: f"sha256:{hashlib.sha256(''.join(sorted(content)).encode()).hexdigest()}"
-        for name, content in sorted(lines.items())
-    }
+        lines = found.setdefault(Path(origin).name, {})
+        for place, path in sorted(files, key=lambda file: -file[1].stat().st_mtime):
+            lines[path] = f"{place} {hashlib.sha256(path.read_bytes()).hexdigest()}\n"
+    return found
+
+
+def _digest_of_files(lines: Iterable[str]) -> str:
+    return f"sha256:{hashlib.sha256(''.join(sorted(lines)).encode()).hexdigest()}"
+
+
+def files_added(name: str, digest: str) -> list[str]:
+    """Files without which a plug-in's digest is an earlier one: any file, or the newest several.
+
+    Empty where that is not so, as where a file has changed.
+    """
+    lines = _files_of_plugins().get(name, {})
+    newest = list(lines)
+    for added in (*([path] for path in newest), *(newest[:n] for n in range(2, len(newest)))):
+        if _digest_of_files(lines[path] for path in newest if path not in added) == digest:
+            return sorted(map(str, added))
+    return []
 
 
 def versions_of(names: Sequence[str]) -> dict[str, str | None]:

@@ -195,6 +195,8 @@ def check_plugins(evidence: Evidence, inputs: AuditInputs) -> Finding:
     text = ", ".join(f"{name} ({digest})" for name, digest in recorded.items()) or "there are none"
     changed = sorted(n for n, digest in recorded.items() if today and today.get(n) != digest)
     others = f"; other code today: {', '.join(changed)}" if changed else ""
+    files = filter(None, map(inputs.plugins.get("added", {}).get, changed))
+    others += "".join(f"; since then added: {names}" for names in files)
     return found.seen(text + others, plugins=len(recorded), changed_since=changed)
 
 

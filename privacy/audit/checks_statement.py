@@ -41,7 +41,7 @@ def check_statement(evidence: Evidence, inputs: AuditInputs) -> Finding:
     stated, unknown = inputs.statement, []
     other = (
         "by other code, versions or another processor than the run's, so that it may differ "
-        "without a fault: audit it by those"
+        f"without a fault: audit it by those{' (see plugins)' * bool(inputs.plugins.get('added'))}"
     )
     if rebuilt.statement is None:
         if not is_here:

@@ -213,7 +213,8 @@ class AuditInputs:
     # What the mechanism's own module says of it today; None before ``as_recorded``.
     built_description: Description | None = None
     # Digests of the user's plug-ins by name, by where they are recorded ("environment.json"); of
-    # "today", as they are now; of "config.yaml", those of today that the configuration uses.
+    # "today", as they are now; of "config.yaml", those of today that the configuration uses; and
+    # "added", the files in them that the run did not have, where no other has changed.
     plugins: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property

@@ -288,12 +288,26 @@ def test_an_audit_sees_plug_ins_that_the_record_does_not_agree_on(
     # Code that changed after the run is said, and no contradiction.
     found = {check.name: check for check in pfl_bench.audit(out).checks}["plugins"]
     assert (found.outcome, found.numbers["changed_since"]) == ("passed", ["methods"])
-    assert "other code today: methods" in found.evidence
+    assert found.evidence.endswith("other code today: methods")
     path = out / "environment.json"
     path.write_text(path.read_text().replace(before, after))
     found = {check.name: check for check in pfl_bench.audit(out).checks}["plugins"]
     assert found.outcome == "failed"
     assert f"methods is {before} in the ledger, {after} in environment.json" in found.evidence
+
+
+def test_an_audit_names_files_that_were_added_to_plug_ins(folder: Path, tmp_path: Path) -> None:
+    out, added = tmp_path / "out", [folder / "algorithms" / name for name in ("a.py", "b.py")]
+    assert main(["run", str(tmp_path / "row.yaml"), "--out", str(out)]) == 0
+    for path in added:
+        path.write_text("# new\n", encoding="utf-8")
+        forget_digests()
+        found = {check.name: check for check in pfl_bench.audit(out).checks}
+        files = ", ".join(map(str, added[: added.index(path) + 1]))
+        assert found["plugins"].evidence.endswith(
+            f"other code today: methods; since then added: {files}"
+        )
+        assert "audit it by those (see plugins)" in found["statement"].evidence
 
 
 def test_a_digest_is_of_where_a_file_is_in_its_folder(folder: Path, tmp_path: Path) -> None:

@@ -149,6 +149,9 @@ def test_an_altered_line_breaks_the_chain(path: Path) -> None:
         read_ledger(path)
     with pytest.raises(LedgerError, match="line 3: does not follow"):
         Ledger.open(path)
+    path.write_bytes(lines[0].replace(b"000000", b"111111"))
+    with pytest.raises(LedgerError, match=r"line 1: does not follow .*; it was altered\."):
+        read_ledger(path)
 
 
 @pytest.mark.parametrize("order", [(0, 2, 3), (1, 2, 3), (0, 0, 1), (0, 2, 1)])

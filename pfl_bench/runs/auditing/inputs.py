@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pfl_bench.client.machine import plugin_digests
+from pfl_bench.client.machine import files_added, plugin_digests
 from pfl_bench.client.optimizers import rate_factor
 from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.config.training import FederatedOptions
@@ -174,7 +174,13 @@ def _plugin_records(run: OpenedRun) -> dict[str, Mapping[str, str]]:
     begun, today = run.recorded("plugins"), plugin_digests()
     known = {"environment.json": begun} if isinstance(begun, Mapping) else {}
     used = {name: today.get(name, "none") for name in sorted(run.resolved.plugin_origins)}
-    return {**known, "today": today, "config.yaml": used}
+    recorded = known.get("environment.json", {})
+    added = {
+        name: ", ".join(files_added(name, recorded[name]))
+        for name in today
+        if recorded.get(name, today[name]) != today[name]
+    }
+    return {**known, "today": today, "config.yaml": used, "added": added}
 
 
 def _metrics(
