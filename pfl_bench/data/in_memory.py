@@ -92,12 +92,19 @@ class InMemorySplit:
             self.offsets.astype("<i8", copy=False),
         ]
 
-    def check_classes(self, num_classes: int, said_by: str) -> None:
+    def check_classes(self, num_classes: int, said_by: str, are_labels: bool = False) -> None:
         """Refuse, by a DataError that names the user, whole-number targets that are no class.
 
-        ``said_by`` says what has ``num_classes``, such as "the model has 3 outputs".
+        ``said_by`` says what has ``num_classes``, such as "the model has 3 outputs"; with
+        ``are_labels`` one number an example that is not of a type of labels is refused too.
         """
         targets = self._targets
+        is_label = str(targets.dtype) in ("torch.int64", "torch.uint8")
+        if are_labels and targets.ndim == 1 and not is_label:
+            raise DataError(
+                f"{self.name}, user {self._client_ids[0]!r}, targets: are of {targets.dtype}, but "
+                f"{said_by}; targets are whole numbers from 0 to {num_classes - 1}, of torch.int64"
+            )
         wrong = (targets < 0) | (targets >= num_classes)
         if targets.numpy().dtype.kind not in "iu" or not wrong.any():
             return

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from pfl_bench.data import InMemorySplit, Store
 from pfl_bench.data.in_memory import Split, split_named
-from pfl_bench.types import DataFacts
+from pfl_bench.types import DataFacts, FederatedSplit
 
 
 class CrossEntropy:
@@ -36,18 +36,19 @@ class InMemoryTask(CrossEntropy, Generic[Split]):
         facts: What is known of the data.
 
     Raises:
-        DataError: A label of an ``InMemorySplit`` is outside 0 to ``facts.num_classes`` - 1.
+        DataError: A label of an ``InMemorySplit``, or of the first user of another split, is no
+            whole number, or outside 0 to ``facts.num_classes`` - 1.
     """
 
     def __init__(self, name: str, splits: Mapping[str, Split], facts: DataFacts) -> None:
         self.facts = facts
         self._name = name
         self._splits = dict(splits)
+        said_by = f"num_classes of the task {name} is {facts.num_classes}"
         for split in self._splits.values():
-            if isinstance(split, InMemorySplit):
-                split.check_classes(
-                    facts.num_classes, f"num_classes of the task {name} is {facts.num_classes}"
-                )
+            # Of a class of another kind not all may be in memory.
+            known = split if isinstance(split, InMemorySplit) else _first_user(split)
+            known.check_classes(facts.num_classes, said_by, are_labels=True)
 
     @property
     def split_names(self) -> tuple[str, ...]:
@@ -61,6 +62,12 @@ class InMemoryTask(CrossEntropy, Generic[Split]):
             DataError: There is no split of that name.
         """
         return split_named(name, self._splits, self._name)
+
+
+def _first_user(split: FederatedSplit) -> InMemorySplit:
+    examples = split.read_range(0, int(split.offsets[1]))
+    parts = examples.inputs, examples.targets, split.offsets[:2]
+    return InMemorySplit(split.name, *parts, split.client_ids()[:1])
 
 
 def known_facts(store: Store, names: Iterable[str]) -> dict[str, Any]:

@@ -245,6 +245,34 @@ def test_a_client_whose_data_hold_nan_is_told_both_causes(readings: Path) -> Non
     assert "local_learning_rate usually mends this, or this client's data hold NaN" in told
 
 
+OWN_SPLIT = """class Own:
+    def __init__(self, *parts):
+        self.split = InMemorySplit(*parts)
+
+    def __getattr__(self, name):
+        return getattr(self.split, name)
+
+
+def build("""
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+@pytest.mark.parametrize(
+    ("labels", "said"), [(".float()", "are of torch.float32"), (".long() + 2", "go from 2 to ")]
+)
+def test_labels_of_a_split_s_own_class_are_refused(
+    labels: str, said: str, is_own: bool, readings: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = TASK.replace(".long()", labels)
+    if is_own:
+        text = text.replace("InMemorySplit(name", "Own(name").replace("def build(", OWN_SPLIT)
+    Path("methods/tasks/readings/task.py").write_text(text, encoding="utf-8")
+    assert main(["run", "row.yaml", "--out", "out"]) == 2
+    error = " ".join(capsys.readouterr().err.split())
+    assert f"train, user 'user-0', targets: {said}" in error
+    assert "targets are whole numbers from 0 to 1" in error
+
+
 def test_an_audit_without_the_plug_ins_names_a_folder_that_is_there(
     readings: Path,
     tmp_path: Path,
