@@ -140,9 +140,11 @@ class LocalTrainer(PersonalizedModels, Trainer):
         if lost:
             ids = self._train.client_ids()
             names = ", ".join(f"'{ids[self._clients.users[place]]}'" for place in lost[:10])
+            names += f" and {len(lost) - 10} others" if len(lost) > 10 else ""
             self._notice(
                 f"round {index}: at every rate the loss of {len(lost)} clients was not finite "
-                f"({names}); they keep the initial model. Lower local.learning_rates mend this"
+                f"({names}); they keep the initial model. Lower local.learning_rates mend this, "
+                "unless their examples hold values that are not finite"
             )
         scalars = {
             "train/num_clients": float(len(places)),

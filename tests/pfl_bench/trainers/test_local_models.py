@@ -193,6 +193,8 @@ def test_a_rate_that_diverges_is_out_and_a_client_left_with_none_keeps_the_start
     assert local.advance(1)["local/num_diverged"] == len(lost)
     assert (local.state_dict()["rate"] == DIVERGED).nonzero().flatten().tolist() == lost
     assert f"the loss of {len(lost)} clients was not finite" in notices[-1]
+    assert (f"and {len(lost) - 10} others)" in notices[-1]) == (len(lost) > 10)
+    assert "unless their examples hold values that are not finite" in notices[-1]
     local.personalise(task.split("train"), lost[0])
     assert torch.equal(model.vector, start)
 
