@@ -229,7 +229,7 @@ def epsilon_lines(simulated: Accounted, actual: Accounted | None) -> Iterator[st
         shown = "" if delta is None else f" at delta {small(delta)}"
         warning = ""
         if delta is not None and delta * users >= 1.0:
-            warning = f"; delta is not below 1/{users}, so a run refuses it: lower it"
+            warning = f"; delta is not below 1/{users}, so this promises nothing: lower it"
         yield from _wrapped(
             f"{head}{round_up(accounted.epsilon, 4)}{shown}: {accounted.cohort_size:g} of {users}, "
             f"z = {accounted.noise_multiplier:.4g}{warning}"

@@ -103,13 +103,16 @@ def check_users(request: PlanRequest) -> None:
 
 
 def delta_refusal(delta: float | None, number: int, unit: str = "user") -> str:
-    """Refusal of a delta too large for so many users (or examples); "" for no refusal."""
-    if delta is None or delta * number < 1.0:
+    """Refusal of a delta too large for so many users (or examples); "" for no refusal.
+
+    Published rows have 1/N itself: they run, with a note, and fail the check of their audit.
+    """
+    if delta is None or delta * number <= 1.0 + 1e-9:
         return ""
     return (
-        f"delta is {delta:.4g}, but must be below 1/{number} ({1.0 / number:.3g}), one over the "
-        f"number of {unit}s: publishing one {unit} at random would satisfy it. Lower delta, or set "
-        f"it to null, which is {number} ** -1.1"
+        f"delta is {delta:.4g}, but must not be above 1/{number} ({1.0 / number:.3g}), one over "
+        f"the number of {unit}s: publishing one {unit} at random would satisfy it. Lower delta, or "
+        f"set it to null, which is {number} ** -1.1"
     )
 
 

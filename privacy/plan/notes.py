@@ -1,7 +1,7 @@
 """Notes of a plan's accounting for its statement.
 
 Guarantee: every assumption that a plan makes and a reader might not expect is said: simulated
-cohorts, hypothetical populations, the sampler's demands.
+cohorts, hypothetical populations, the sampler's demands, a useless delta.
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ def plan_notes(
         )
     notes += _publication_notes(request.nonce, request.selected_by)
     notes += plugin_notes(request.plugins)
+    for label, setting in (("simulated", simulated), ("actual", actual)):
+        notes += delta_notes(setting, f"The {label} delta")
     return tuple(notes)
 
 
@@ -60,6 +62,7 @@ def example_level_notes(
     if setting.noise_multiplier == 0.0:
         notes.append("The noise multiplier is 0: there is no guarantee.")
     notes += _publication_notes(nonce, selected_by)
+    notes += delta_notes(setting, "Delta", "the number of examples", "example")
     return tuple(notes)
 
 
@@ -117,11 +120,13 @@ def _publication_notes(nonce: str | int | None, selected_by: str | None) -> Iter
         yield selection_note(selected_by)
 
 
-def delta_notes(setting: Setting, subject: str) -> Iterator[str]:
+def delta_notes(
+    setting: Setting, subject: str, units: str = "the population", unit: str = "user"
+) -> Iterator[str]:
     """Say of a delta, called ``subject``, if it is so large that it promises nothing."""
     one = 1.0 / setting.participation.population_size
     if setting.delta is not None and setting.delta >= one:
         yield (
-            f"{subject} {setting.delta:.4g} is not below one over the population ({one:.4g}): "
-            "publishing one user at random would satisfy it. A run refuses it."
+            f"{subject} {setting.delta:.4g} is not below one over {units} ({one:.4g}): publishing "
+            f"one {unit} at random would satisfy it."
         )

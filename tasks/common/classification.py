@@ -44,8 +44,8 @@ class InMemoryTask(CrossEntropy, Generic[Split]):
         self.facts = facts
         self._name = name
         self._splits = dict(splits)
-        said_by = f"num_classes of the task {name} is {facts.num_classes}"
         for split in self._splits.values():
+            said_by = f"num_classes of the task {name} is {facts.num_classes}"
             # Of a class of another kind not all may be in memory.
             known = split if isinstance(split, InMemorySplit) else _first_user(split)
             known.check_classes(facts.num_classes, said_by, are_labels=True)

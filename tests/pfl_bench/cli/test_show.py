@@ -118,13 +118,13 @@ def test_a_delta_that_promises_nothing_is_refused_before_the_run(
     assert main([*command, f"privacy.delta={0.99 / number}", "--dry-run"]) == 0
     for more in ([], ["--dry-run"]):
         assert main([*command, f"privacy.delta={1.01 / number}", *more]) == 2
-        assert f"but must be below 1/{number}" in capsys.readouterr().err
+        assert f"but must not be above 1/{number}" in capsys.readouterr().err
 
 
 def test_a_delta_that_promises_nothing_is_said_without_the_data(capsys: Capture) -> None:
     for delta, is_said in (("2.4e-5", False), ("2.5e-5", True)):  # of 41,131 users
         printed = shown(capsys, "show", FLAIR, f"privacy.delta={delta}")
-        said = "delta is not below 1/41131, so a run refuses it" in " ".join(printed.split())
+        said = "delta is not below 1/41131, so this promises nothing" in " ".join(printed.split())
         assert said == is_said
 
 

@@ -233,15 +233,18 @@ def test_without_noise_epsilon_is_infinite_and_said() -> None:
 
 @pytest.mark.parametrize(
     ("population", "users", "delta", "largest"),
-    [(1000, 1000, 1e-3, 1000), (10**6, 1000, 1e-4, 10**6), (1000, 2000, 7e-4, 2000)],
+    [(1000, 1000, 1.01e-3, 1000), (10**6, 1000, 1e-4, 10**6), (1000, 2000, 7e-4, 2000)],
 )
 def test_a_delta_must_be_small_for_the_data_and_the_deployment(
     population: int, users: int, delta: float, largest: int
 ) -> None:
     changes = {"population_size": population, "hypothetical_population": population != users}
     make_plan(request(**changes, num_users=users, delta=0.99 / largest))
-    with pytest.raises(PlanError, match=f"must be below 1/{largest} .* Lower delta"):
+    with pytest.raises(PlanError, match=f"must not be above 1/{largest} .* Lower delta"):
         make_plan(request(**changes, num_users=users, delta=delta))
+    # As published rows have it.
+    plan = make_plan(request(**changes, num_users=users, delta=1.0 / largest))
+    assert any("is not below one over the population" in one for one in plan.statement(1).notes)
 
 
 def test_all_that_the_number_of_users_does_not_allow_is_refused_at_once() -> None:
@@ -254,7 +257,7 @@ def test_all_that_the_number_of_users_does_not_allow_is_refused_at_once() -> Non
         "its population_size is 30: the sampling probability would exceed "
         "1; lower noise_cohort_size"
     )
-    assert delta.startswith("delta is 0.1, but must be below 1/30 (0.0333)")
+    assert delta.startswith("delta is 0.1, but must not be above 1/30 (0.0333)")
 
 
 def test_no_privacy_is_one_more_plan() -> None:
