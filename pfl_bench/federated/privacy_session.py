@@ -51,9 +51,9 @@ def make_federated_plan(parts: FederatedParts, participants: Participants) -> Pr
         ConfigError: A model without a plan has layers that gather running statistics.
         privacy.errors.PlanError: The accounting of the settings would be wrong.
     """
-    privacy, layers = parts.resolved.config.privacy, batchnorm_layers(parts.model.module)
+    privacy = parts.resolved.config.privacy
     if privacy is None or privacy.population_size is None:
-        if layers:
+        if layers := batchnorm_layers(parts.model.module):
             raise ConfigError(
                 f"model: BatchNorm layers keep running statistics ({', '.join(layers[:3])}), which "
                 "federated training neither sends nor averages; use GroupNorm or frozen statistics"

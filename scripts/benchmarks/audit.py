@@ -23,13 +23,13 @@ import yaml
 
 from benchmarks.common import Machine, write_json
 from benchmarks.femnist import make_store
+from benchmarks.scale import MEAN_EXAMPLES, peak_mib
 from benchmarks.sides import tell
 from benchmarks.workload import Job, Workload, configuration
 
 MODES = ("none", "sample", "all")
 DEMO = "demo/private_federated.yaml"
 LEAF_CNN_COHORTS = (10, 100)
-MEAN_EXAMPLES = 30
 
 
 def main() -> None:
@@ -85,11 +85,8 @@ def _command(*arguments: str) -> tuple[float, float]:
     with tempfile.TemporaryFile() as log:
         command = [sys.executable, "-m", "pfl_bench", *arguments]
         with subprocess.Popen(command, stdout=log, stderr=log) as child:
-            status = Path(f"/proc/{child.pid}/status")
             while child.poll() is None:
-                for line in status.read_text(encoding="utf-8").splitlines():
-                    if line.startswith("VmHWM:"):
-                        peak = int(line.split()[1]) / 1024
+                peak = peak_mib(child.pid) or peak
                 time.sleep(0.02)
         if child.returncode:
             log.seek(0)

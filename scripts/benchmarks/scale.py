@@ -7,6 +7,7 @@ clients, and its memory that of one client, whatever their number.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import statistics
 import subprocess
@@ -89,7 +90,7 @@ def _measure_one(path: Path, rounds: int) -> dict[str, Any]:
     clocks: dict[str, list[float]] = {"wall_ms": [], "processor_ms": []}
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         side = OurSide(configuration(Job.read(path)), Path(folder))
-        start = _peak_mib()
+        start = _own_peak_mib()
         # The first round warms up.
         for index in range(1, rounds + 2):
             wall, processor = time.perf_counter(), time.process_time()
@@ -101,15 +102,23 @@ def _measure_one(path: Path, rounds: int) -> dict[str, Any]:
                 for name, seconds in zip(clocks, taken, strict=True):
                     clocks[name].append(1e3 * seconds * MEAN_EXAMPLES / examples)
         side.close()
-    return {**clocks, "rounds": rounds, "start_mib": start, "peak_mib": _peak_mib()}
+    return {**clocks, "rounds": rounds, "start_mib": start, "peak_mib": _own_peak_mib()}
 
 
-def _peak_mib() -> float:
+def _own_peak_mib() -> float:
+    if (peak := peak_mib("self")) is None:
+        raise SystemExit("/proc/self/status has no VmHWM: peak memory is only told on Linux")
+    return peak
+
+
+def peak_mib(process: int | str) -> float | None:
+    """Peak memory of a process so far, in MiB; None where it is not told, as of one that ended."""
     # Not resource's: that of a child begins with what its parent had when it was forked.
-    for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) / 1024
-    raise SystemExit("/proc/self/status has no VmHWM: peak memory is only told on Linux")
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{process}/status").read_text(encoding="utf-8").splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) / 1024
+    return None
 
 
 def table(report: Mapping[str, Any]) -> str:

@@ -238,10 +238,10 @@ class _Work:
                 disturbed = self._disturbed(number, rule, before, allowed, place)
                 allowed.measure(made, disturbed)
                 found = list(recomputed.compare(*records, made, sketch, allowed))
-            unclear = found and not list(
+            is_unclear = found and not list(
                 recomputed.compare(*records, made, sketch, allowed.widened())
             )
-            if unclear or (not found and recomputed.shares(made, allowed) > recomputed.MOST):
+            if is_unclear or (not found and recomputed.shares(made, allowed) > recomputed.MOST):
                 self._done.reasons.append(
                     f"from round {number} on, what local training makes of rounding could hide a "
                     "difference"
