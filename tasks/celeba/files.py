@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,11 +24,8 @@ PLACES = ("", "Img", "Anno", "Eval", "celeba", "raw", "data/raw")
 
 def find(source: Path, name: str) -> Path | None:
     """Find a file or folder of CelebA in the places where it may lie."""
-    for place in PLACES:
-        path = source / place / name
-        if path.exists():
-            return path
-    return None
+    paths = (source / place / name for place in PLACES)
+    return next((path for path in paths if path.exists()), None)
 
 
 class ImageSource:
@@ -111,7 +108,7 @@ def _names(user: LeafUser, where: str) -> list[str]:
     for place, name in enumerate(user.x):
         if not isinstance(name, str) or not name or "/" in name or "\\" in name or name[0] == ".":
             raise DataError(
-                f"{where}: image {place} of 'x' is {_told(name)}; LEAF's CelebA has names of files "
+                f"{where}: image {place} of 'x' is {name!r:.40}; LEAF's CelebA has names of files "
                 "such as '000001.jpg': is this another LEAF data set?"
             )
     if len(set(user.x)) < len(user.x):
@@ -123,13 +120,9 @@ def _targets(user: LeafUser, where: str) -> NDArray[np.uint8]:
     for place, value in enumerate(user.y):
         if isinstance(value, bool) or value not in (0, 1):
             raise DataError(
-                f"{where}: target {place} of 'y' is {_told(value)}; it must be 0 (not smiling) or 1"
+                f"{where}: target {place} of 'y' is {value!r:.40}; it must be 0 (not smiling) or 1"
             )
     return np.array(user.y, dtype=np.uint8)
-
-
-def _told(value: Any) -> str:
-    return repr(value)[:40]
 
 
 ATTRIBUTES, IDENTITIES = "list_attr_celeba.txt", "identity_CelebA.txt"

@@ -24,7 +24,7 @@ from tasks.celeba.files import ARCHIVE, ATTRIBUTES, FOLDER, IDENTITIES
 from tasks.common.options import StrictOptions
 from tasks.common.sources import GENERATED_MARK, settings
 
-Colour = tuple[int, int, int]
+Colour = tuple[int, ...]
 QUALITY = 90
 SKINS: tuple[Colour, ...] = ((250, 220, 190), (225, 180, 140), (170, 120, 80), (100, 65, 45))
 HAIRS: dict[str, Colour] = {
@@ -95,10 +95,9 @@ def draw_face(
     light = rng.uniform(0.7, 1.15)
 
     def lit(colour: Colour) -> Colour:
-        red, green, blue = (min(255, int(value * light)) for value in colour)
-        return red, green, blue
+        return tuple(min(255, int(value * light)) for value in colour)
 
-    image = Image.new("RGB", size, lit(_random_colour(rng)))
+    image = Image.new("RGB", size, lit(tuple(rng.integers(30, 230, 3).tolist())))
     pen = ImageDraw.Draw(image)
     across = width / 2 * (1 + rng.uniform(-0.06, 0.06))
     down = height * (0.52 + rng.uniform(-0.03, 0.03))
@@ -148,11 +147,6 @@ def _draw_mouth(
         pen.chord(place, begin, end, fill=(250, 250, 245), outline=lips, width=4)
     else:
         pen.arc(place, begin, end, fill=lips, width=5)
-
-
-def _random_colour(rng: np.random.Generator) -> Colour:
-    red, green, blue = (int(value) for value in rng.integers(30, 230, 3))
-    return red, green, blue
 
 
 PARTITION = "list_eval_partition.txt"

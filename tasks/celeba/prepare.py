@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -76,26 +76,16 @@ class Options(PartitionOptions):
     form: Literal["published", "leaf-json"] | None = None
 
 
-@dataclass(slots=True)
-class Problems:
-    """Problems of single images, by kind: their number, and the first of them with the reason."""
+# By kind, the images that have it, some with the reason.
+Problems = defaultdict[str, list[str]]
 
-    counts: Counter[str] = field(default_factory=Counter)
-    shown: dict[str, list[str]] = field(default_factory=dict)
 
-    def add(self, kind: str, image: str) -> None:
-        """Note one image."""
-        self.counts[kind] += 1
-        shown = self.shown.setdefault(kind, [])
-        if len(shown) < NAMES_SHOWN:
-            shown.append(image)
-
-    def facts(self) -> dict[str, Any]:
-        """The problems, JSON-serialisable."""
-        return {
-            kind: {"images": count, "first": self.shown[kind]}
-            for kind, count in sorted(self.counts.items())
-        }
+def _told(problems: Problems) -> dict[str, Any]:
+    """Number of images with each problem, and the first of them."""
+    return {
+        kind: {"images": len(images), "first": images[:NAMES_SHOWN]}
+        for kind, images in sorted(problems.items())
+    }
 
 
 def prepare(source: Path, out: Path, options: Options, progress: Progress) -> dict[str, Any]:
@@ -117,7 +107,7 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
         ConfigError: There is no such attribute.
     """
     form = choose_form(source, "CelebA", _forms(options), options).name
-    problems = Problems()
+    problems: Problems = defaultdict(list)
     lists = (_from_lists if form == "published" else _from_json)(source, options, problems)
     fields = {"image": FieldSpec("uint8", ragged=True)}
     fields |= {name: FieldSpec("uint8") for name in ("targets", *lists.columns)}
@@ -126,7 +116,7 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
         if not sizes:
             total = sum(len(entry.images) for entry in lists.entries)
             raise DataError(
-                f"{source}: no image of {total} can be used: {problems.facts()}; the images "
+                f"{source}: no image of {total} can be used: {_told(problems)}; the images "
                 f"belong in {FOLDER}/ or {ARCHIVE}, under their published names"
             )
         partition = gathering.partition(options)
@@ -138,7 +128,7 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
             "label": lists.label,
             "form": form,
             "generated": generated,
-            "problems": problems.facts(),
+            "problems": _told(problems),
             **(GENERATED_FACTS if generated else {}),
         }
         return write_partition(
@@ -289,12 +279,12 @@ def _match(
     for image in attributes.rows:
         celebrity = identities.get(image)
         if celebrity is None:
-            problems.add("without_identity", image)
+            problems["without_identity"].append(image)
         else:
             by_celebrity.setdefault(celebrity, []).append(image)
     for image in identities:
         if image not in attributes.rows:
-            problems.add("without_attributes", image)
+            problems["without_attributes"].append(image)
     return by_celebrity
 
 
@@ -303,11 +293,11 @@ def _read(images: ImageSource, name: str, problems: Problems) -> bytes | None:
     try:
         data = images.read(name)
         if data is None:
-            problems.add("missing", name)
+            problems["missing"].append(name)
             return None
         with opened(data) as image:
             read_to_end(image)
     except (OSError, PictureError) as error:
-        problems.add("unreadable", f"{name} ({error})")
+        problems["unreadable"].append(f"{name} ({error})")
         return None
     return data
