@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from lzma import LZMAError
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -15,7 +16,7 @@ from typing import IO, Any, TypeVar
 from pydantic import BaseModel
 
 from pfl_bench.data import regular
-from pfl_bench.types import DataError
+from pfl_bench.types import ConfigError, DataError
 
 # What Python's own readers raise of a file that is cut, damaged, or of another kind.
 _DAMAGE: tuple[type[Exception], ...] = (
@@ -61,6 +62,17 @@ def reading(
         yield
     except damage as error:
         raise DamagedInputError(f"{path}: {what()} ({reason(error)}); {mend}") from error
+
+
+def need_package(name: str, what: str, mend: str) -> Any:
+    """Import an optional package, which ``what`` needs; ``mend`` says how to get it."""
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise ConfigError(
+            f"{what} needs the package {name.partition('.')[0]}, which is not there ({error}); "
+            f"{mend}"
+        ) from error
 
 
 @contextmanager

@@ -17,9 +17,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from pfl_bench.types import DataError
 from tasks.common.leaf.gathering import PartitionOptions
 from tasks.common.options import StrictOptions
+from tasks.common.sources import need_package
 from tasks.reddit.sequences import MAX_LENGTH
 from tasks.reddit.vocabulary import Rule
 
@@ -111,7 +111,9 @@ class Cleaner:
         self.steps = steps
         self._tokenize: Callable[[str], list[str]] = str.split
         if steps.tokenizer == "tweet":
-            self._tokenize = _tweet_tokenizer()
+            mend = "`pip install nltk`, or choose tokenizer=whitespace, which is not LEAF's"
+            casual = need_package("nltk.tokenize.casual", "tokenizer=tweet", mend)
+            self._tokenize = casual.TweetTokenizer().tokenize
 
     def is_left_out(self, author: str, subreddit: str) -> bool:
         """Whether all comments of an author, or all in a subreddit, are left out."""
@@ -152,18 +154,6 @@ class Cleaner:
             return []
         tokens = text.split()
         return tokens if len(tokens) >= max(1, steps.min_tokens) else []
-
-
-def _tweet_tokenizer() -> Callable[[str], list[str]]:
-    try:
-        from nltk.tokenize.casual import TweetTokenizer
-    except ImportError as error:
-        raise DataError(
-            f"tokenizer=tweet needs the package nltk, which is not there ({error}); "
-            "`pip install nltk`, or choose tokenizer=whitespace, which is not LEAF's"
-        ) from error
-    tokenize: Callable[[str], list[str]] = TweetTokenizer().tokenize
-    return tokenize
 
 
 def tokenizer_name(steps: Cleaning) -> str:

@@ -21,7 +21,7 @@ from pfl_bench.data import parse_json, regular
 from pfl_bench.types import ConfigError, DataError, Progress
 from tasks.common.leaf.gathering import UNSPLIT, Gathering, Partition
 from tasks.common.leaf.json_files import find_files
-from tasks.common.sources import reading
+from tasks.common.sources import need_package, reading
 from tasks.reddit.buckets import AuthorBuckets, Cleaned
 from tasks.reddit.cleaning import Cleaner, Cleaning, Options, tokenizer_name
 from tasks.reddit.sequences import cut, pack_tokens
@@ -180,13 +180,8 @@ def _content(path: Path, file: IO[bytes]) -> Iterator[bytes]:
 
 
 def _unzstd(path: Path, file: IO[bytes]) -> Iterator[bytes]:
-    try:
-        import zstandard
-    except ImportError as error:
-        raise DataError(
-            f"{path}: reading .zst needs the package zstandard, which is not there ({error}); "
-            "`pip install zstandard`, or unpack the file by `zstd -d --long=31` and give that"
-        ) from error
+    mend = "`pip install zstandard`, or unpack the file by `zstd -d --long=31` and give that"
+    zstandard = need_package("zstandard", f"{path}: reading .zst", mend)
     # The stream reader of the package takes a cut file for a whole one; this tells them apart.
     frames = zstandard.ZstdDecompressor(max_window_size=_WINDOW)
     frame: Any = None

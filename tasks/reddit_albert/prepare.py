@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +15,14 @@ from pfl_bench.data import FieldSpec, regular
 from pfl_bench.types import ConfigError, DataError, Progress
 from tasks.common.fedscale.layout import SPELLINGS
 from tasks.common.leaf.gathering import UNSPLIT, Gathering, PartitionOptions, write_partition
-from tasks.common.sources import GENERATED_FACTS, GENERATED_MARK, is_generated, reading, reason
+from tasks.common.sources import (
+    GENERATED_FACTS,
+    GENERATED_MARK,
+    is_generated,
+    need_package,
+    reading,
+    reason,
+)
 from tasks.common.text.words import choose_vocabulary, import_transformers, split_words
 from tasks.reddit_albert.models import MOST_POSITIONS
 from tasks.reddit_albert.task import END_ID, FIRST_WORD, PAD_ID, SPECIAL, START_ID, UNKNOWN_ID
@@ -41,14 +48,6 @@ class Words:
         return [self._ids.get(word, UNKNOWN_ID) for word in split_words(text, lowercase=True)]
 
 
-def count_words(texts: Iterable[str]) -> Counter[str]:
-    """Number of occurrences of each word."""
-    counts: Counter[str] = Counter()
-    for text in texts:
-        counts.update(split_words(text, lowercase=True))
-    return counts
-
-
 class Pieces:
     """ALBERT's own tokenizer, of a folder with one of ``FILES``, as albert-base-v2 is published.
 
@@ -64,7 +63,9 @@ class Pieces:
             )
         transformers = import_transformers("reddit_albert", "albert")
         if not (folder / FILES[0]).is_file():
-            _need_sentencepiece()
+            # Without it, transformers takes the model for one of another library.
+            mend = f"`pip install 'pfl-bench[albert]'`, or put {FILES[0]} beside it"
+            need_package("sentencepiece", f"tokenizer: {FILES[1]}", mend)
         try:
             self._tokenizer = transformers.AlbertTokenizer.from_pretrained(
                 folder, local_files_only=True
@@ -94,17 +95,6 @@ class Pieces:
 
 # Has the token of each number (``SPECIAL`` first), and facts for the store.
 Tokenizer = Words | Pieces
-
-
-def _need_sentencepiece() -> None:
-    # Without it, transformers takes the model for one of another library.
-    try:
-        import sentencepiece  # noqa: F401
-    except ImportError as error:
-        raise ConfigError(
-            f"tokenizer: {FILES[1]} needs the package sentencepiece, which is not there ({error}); "
-            f"`pip install 'pfl-bench[albert]'`, or put {FILES[0]} beside it"
-        ) from error
 
 
 SOURCE = "Reddit comments, a text file a client as FedScale has them"
@@ -255,8 +245,11 @@ def _choose(texts: list[_Text], options: Options) -> Tokenizer:
                 "its own; give one of them"
             )
         return Pieces(Path(options.tokenizer))
-    training = (text for text in texts if text.split in ("train", UNSPLIT))
-    words = Words(count_words(_read(text.path) for text in training), options.vocabulary_size)
+    counts: Counter[str] = Counter()
+    for text in texts:
+        if text.split in ("train", UNSPLIT):
+            counts.update(split_words(_read(text.path), lowercase=True))
+    words = Words(counts, options.vocabulary_size)
     if len(words.vocabulary) == FIRST_WORD:
         raise DataError("the texts of train have no word; give texts that do")
     return words

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from pfl_bench.types import DataError
+from pfl_bench.types import ConfigError
 from tasks.reddit.cleaning import AUTHORS_LEFT_OUT, Cleaner, Cleaning
 
 SPACES = Cleaning(tokenizer="whitespace", min_tokens=1)
@@ -96,5 +96,5 @@ def test_the_tweet_tokenizer_keeps_contractions_faces_and_special_tokens() -> No
 
 def test_without_nltk_the_message_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nltk.tokenize.casual", None)
-    with pytest.raises(DataError, match=r"needs the package nltk.*tokenizer=whitespace"):
+    with pytest.raises(ConfigError, match=r"needs the package nltk.*tokenizer=whitespace"):
         Cleaner(Cleaning())

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from pfl_bench.types import DataError
+from pfl_bench.types import ConfigError, DataError
 from tasks.reddit.buckets import AuthorBuckets, Cleaned
 from tasks.reddit.dumps import Comment, find_dumps, read_comments
 from tests.helpers import REPOSITORY
@@ -133,7 +133,7 @@ def test_without_zstandard_the_message_names_it(
 ) -> None:
     monkeypatch.setitem(sys.modules, "zstandard", None)
     (tmp_path / "RC.zst").write_bytes(b"x")
-    with pytest.raises(DataError, match=r"needs the package zstandard.*--long=31"):
+    with pytest.raises(ConfigError, match=r"needs the package zstandard.*--long=31"):
         list(read_comments(tmp_path / "RC.zst"))
 
 

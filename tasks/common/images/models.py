@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pfl_bench.types import ConfigError, DataFacts, did_you_mean
 from tasks.common.options import StrictOptions, check_inputs
-from tasks.common.sources import reason
+from tasks.common.sources import need_package, reason
 from tasks.common.vision.normalization import small_cnn, two_convolutions, use_group_norm
 from tasks.common.vision.pictures import IMAGENET_MEAN, IMAGENET_STD
 from tasks.common.vision.scattering import (
@@ -29,13 +29,7 @@ def timm_model(architecture: str, facts: DataFacts) -> nn.Module:
 
     ConfigError without timm, for a name that it does not have, and for images it cannot take.
     """
-    try:
-        import timm
-    except ImportError:
-        raise ConfigError(
-            "model.name: timm: the package timm is not installed; install the extra: "
-            "pip install 'pfl-bench[timm]'"
-        ) from None
+    timm = need_package("timm", "model.name: timm", "`pip install 'pfl-bench[timm]'`")
     if not timm.is_model(architecture):
         hint = did_you_mean(architecture, timm.list_models(), ".")
         raise ConfigError(
