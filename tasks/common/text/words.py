@@ -9,14 +9,14 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pfl_bench.data import open_store
-from pfl_bench.types import ConfigError, DataError
-from tasks.common.sources import open_json, reading
+from pfl_bench.types import DataError
+from tasks.common.sources import need_package, open_json, reading
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,25 +59,7 @@ def to_ids(words: Iterable[str], ids: Mapping[str, int]) -> NDArray[np.uint32]:
 
 def import_transformers(task: str, extra: str) -> Any:
     """Import ``transformers`` for a task, or say by which extra it is installed."""
-    try:
-        import transformers
-    except ImportError as error:
-        raise ConfigError(
-            f"task {task} needs the package transformers, which is not there ({error}); "
-            f"`pip install 'pfl-bench[{extra}]'`"
-        ) from error
-    return transformers
-
-
-class Vectors(NamedTuple):
-    """Vectors of a vocabulary's words.
-
-    ``values`` has shape (V, D), zero where the file has no vector; ``found``, shape (V,), says
-    where.
-    """
-
-    values: NDArray[np.float32]
-    found: NDArray[np.bool_]
+    return need_package("transformers", f"task {task}", f"`pip install 'pfl-bench[{extra}]'`")
 
 
 def read_words(path: Path) -> list[str]:
@@ -86,22 +68,19 @@ def read_words(path: Path) -> list[str]:
     The file is GloVe text, or JSON as LEAF's ``embs.json`` (the name ends in ``.json``).
     """
     _check(path)
-    words: dict[str, None] = {}
-    if path.suffix == ".json":
-        for word in _json_words(path):
-            words.setdefault(word)
-    else:
-        for word, _ in _lines(path):
-            words.setdefault(word)
-    if not words:
+    is_json = path.suffix == ".json"
+    words = _json_words(path) if is_json else (word for word, _ in _lines(path))
+    once = list(dict.fromkeys(words))
+    if not once:
         raise DataError(f"{path}: holds no word; give {_FORMS}")
-    return list(words)
+    return once
 
 
-def read_vectors(path: Path, ids: Mapping[str, int], num_rows: int) -> Vectors:
+def read_vectors(path: Path, ids: Mapping[str, int], num_rows: int) -> NDArray[np.float32]:
     """Read the vectors of a vocabulary's words; memory grows with the vocabulary, not the file.
 
-    ``path`` is as for ``read_words``; ``ids`` are the rows of the words, all below ``num_rows``, V.
+    Shape (V, D), zero where the file has no vector. ``path`` is as for ``read_words``; ``ids`` are
+    the rows of the words, all below ``num_rows``, V.
     """
     _check(path)
     found = np.zeros(num_rows, dtype=np.bool_)
@@ -126,7 +105,7 @@ def read_vectors(path: Path, ids: Mapping[str, int], num_rows: int) -> Vectors:
             f"{path}: has a vector for none of the vocabulary's words; give the file of the "
             "data's language (GloVe's are lower case: prepare the data with lowercase=true)"
         )
-    return Vectors(values, found)
+    return values
 
 
 def read_store_vectors(
@@ -142,7 +121,7 @@ def read_store_vectors(
     with open_store(store, task) as opened:
         words = opened.names("vocabulary")
     ids = {word: row for row, word in enumerate(words) if row > UNKNOWN_ID and counts(word)}
-    return torch.from_numpy(read_vectors(path, ids, len(words)).values)
+    return torch.from_numpy(read_vectors(path, ids, len(words)))
 
 
 _FORMS = (
