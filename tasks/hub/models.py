@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 import torch
 from pydantic import Field, JsonValue, model_validator
@@ -141,9 +141,8 @@ def _load(transformers: Any, network: Any, weights: str, config: Any) -> None:
     network.base_model.load_state_dict(loaded.base_model.state_dict())
 
 
-_OF_IMAGES = ("lenet", "mcmahan_cnn", "opacus_cnn", "small_cnn", "softmax", "tfp_cnn", "timm")
 _OF_KIND = {
-    "images": (*_OF_IMAGES, "tramer_cnn"),
+    "images": get_args(images.OfPixels),
     "vectors": ("mlp", "softmax"),
     "text": (text.BAG, text.LSTM, "transformers"),
 }
@@ -165,19 +164,8 @@ class Options(images.Options):
             but for the head, which is new.
     """
 
-    name: Literal[  # type: ignore[assignment]  # some more than those of images
-        "lenet",
-        "mcmahan_cnn",
-        "opacus_cnn",
-        "small_cnn",
-        "softmax",
-        "tfp_cnn",
-        "timm",
-        "tramer_cnn",
-        "mlp",
-        "bag_log_reg",
-        "stacked_lstm",
-        "transformers",
+    name: Literal[  # type: ignore[assignment]  # those of features are not among them
+        images.OfPixels, "mlp", "bag_log_reg", "stacked_lstm", "transformers"
     ]
     hidden: int = Field(default=64, ge=1, le=4096)
     embedding_size: int = Field(default=100, ge=1, le=4096)

@@ -86,13 +86,6 @@ def _check_folder(folder: Path, vocabulary_size: int) -> None:
         )
 
 
-_SIZES = (
-    "embedding_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "intermediate_size",
-)
 # A logit so far above the others that float32 knows no loss.
 SURE = 100.0
 Size = Annotated[int, Field(ge=1, le=65_536)]
@@ -124,7 +117,8 @@ class Options(StrictOptions):
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> Self:
-        changed = ", ".join(self.changed(*sorted({*_SIZES, "dropout"})))
+        fields = type(self).model_fields.keys()
+        changed = ", ".join(self.changed(*sorted(fields - {"name", "weights"})))
         if self.weights is not None and changed:
             raise ValueError(
                 f"{changed}: the sizes are those of the folder in weights; leave them out"
@@ -173,6 +167,6 @@ def build(options: Options, facts: DataFacts) -> nn.Module:
     check_inputs(fits, "reddit_albert", "albert", "blocks of token numbers", facts)
     if options.weights is not None:
         return HiddenTokens(load_albert(Path(options.weights), facts.num_classes))
-    sizes = options.model_dump(include=set(_SIZES))
+    sizes = options.model_dump(exclude={"name", "weights", "dropout"})
     sizes["hidden_dropout_prob"] = options.dropout
     return HiddenTokens(random_albert(facts.num_classes, sizes))

@@ -162,6 +162,13 @@ def build_dp_model(name: str, groups: int | None, facts: DataFacts) -> nn.Module
     return model
 
 
+# fmt: off
+OfPixels = Literal[
+    "lenet", "mcmahan_cnn", "opacus_cnn", "small_cnn", "softmax", "tfp_cnn", "timm", "tramer_cnn",
+]
+# fmt: on
+
+
 class Options(StrictOptions):
     """Options of the models.
 
@@ -175,18 +182,7 @@ class Options(StrictOptions):
             channels; null to normalise by statistics that a private run releases.
     """
 
-    name: Literal[
-        "lenet",
-        "mcmahan_cnn",
-        "small_cnn",
-        "softmax",
-        "opacus_cnn",
-        "tfp_cnn",
-        "tramer_cnn",
-        "scatter_linear",
-        "scatter_cnn",
-        "timm",
-    ]
+    name: Literal[OfPixels, "scatter_linear", "scatter_cnn"]
     architecture: str | None = None
     groups: int | None = Field(default=None, ge=1)
 
