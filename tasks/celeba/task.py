@@ -4,25 +4,18 @@ from __future__ import annotations
 
 from typing import Literal
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from PIL import Image
+from PIL.Image import Resampling
 from pydantic import Field
 from torch import Tensor
 
 from pfl_bench.data import Store, StoredTask, open_store
 from tasks.common.classification import CrossEntropy, known_facts
+from tasks.common.images.task import Scale
 from tasks.common.options import StoredOptions
 from tasks.common.vision.decoding import DecodedPictures
-from tasks.common.vision.pictures import opened
 
 TASK_NAME = "celeba"
-FILTERS = {
-    "nearest": Image.Resampling.NEAREST,
-    "bilinear": Image.Resampling.BILINEAR,
-    "bicubic": Image.Resampling.BICUBIC,
-}
 # Of the store's facts, what a summary repeats.
 FACTS_SHOWN = ("split", "label", "generated", "problems", "table1", "differs_from_published")
 
@@ -45,15 +38,11 @@ class Options(StoredOptions):
     keep_decoded: bool = False
 
 
-class ToNumbers:
+class ToNumbers(Scale):
     """Makes numbers of pixels, in -1..1 if ``scale``, else in 0..255; draws nothing."""
 
     def __init__(self, scale: bool) -> None:
         self.scale = scale
-
-    def draw(self, count: int, rng: np.random.Generator) -> Tensor:
-        """Draw nothing: shape (count, 0); ``rng`` stays untouched."""
-        return torch.zeros((count, 0), dtype=torch.int64)
 
     def __call__(self, inputs: Tensor, draws: Tensor | None) -> Tensor:
         """Turn shape (n, 3, side, side), uint8, into float32."""
@@ -65,19 +54,14 @@ class CelebaTask(CrossEntropy, StoredTask):
     """Two classes, cross entropy; images are decoded when read and become numbers by the batch."""
 
     def __init__(self, store: Store, options: Options) -> None:
-        side = (options.size, options.size)
-
-        def decode(content: bytes) -> NDArray[np.uint8]:
-            with opened(content) as image:
-                return np.asarray(image.convert("RGB").resize(side, FILTERS[options.resample]))
-
+        resample = Resampling[options.resample.upper()]
         self.transform = ToNumbers(options.pixels == "scaled")
         super().__init__(
             store,
             ("image", "targets"),
-            DecodedPictures(store, options.size, decode, options.keep_decoded, "an image"),
+            DecodedPictures(store, options.size, resample, options.keep_decoded, "an image"),
             options.max_examples_per_user,
-            input_shape=(3, *side),
+            input_shape=(3, options.size, options.size),
             class_names=tuple(store.names("targets")),
             extra=known_facts(store, FACTS_SHOWN),
         )

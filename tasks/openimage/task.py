@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from PIL import Image
+from PIL.Image import Resampling
 from pydantic import Field
 from torch import Tensor
 
 from pfl_bench.data import Store, open_store
 from tasks.common.fedscale.stored import LabelledTask, TaskOptions
 from tasks.common.vision.decoding import DecodedPictures
-from tasks.common.vision.pictures import opened
 
 TASK_NAME = "openimage"
 # Of pixels in 0..1. They are CIFAR-10's, which FedScale's code (dataloaders/utils_data.py) takes
@@ -58,21 +54,11 @@ class FlipNormalize:
 
     def __call__(self, inputs: Tensor, draws: Tensor | None) -> Tensor:
         """Normalise a batch of shape (n, 3, size, size), uint8; mirror by draws of shape (n, 1)."""
-        if self._scale.device != inputs.device:
-            self._scale = self._scale.to(inputs.device)
-            self._shift = self._shift.to(inputs.device)
+        self._scale, self._shift = (t.to(inputs.device) for t in (self._scale, self._shift))
         pixels = inputs.float()
         if draws is not None and self.augment:
             pixels = torch.where(draws.view(-1, 1, 1, 1) > 0, pixels.flip(3), pixels)
         return pixels.mul_(self._scale).add_(self._shift)
-
-
-def decode_picture(content: bytes, size: int) -> NDArray[np.uint8]:
-    """Decode to RGB and scale (bilinear), whatever the proportions; shape (size, size, 3)."""
-    with opened(content) as picture:
-        colour = picture.convert("RGB")
-        scaled = colour.resize((size, size), Image.Resampling.BILINEAR)
-    return np.asarray(scaled)
 
 
 class OpenImageTask(LabelledTask):
@@ -80,8 +66,7 @@ class OpenImageTask(LabelledTask):
 
     def __init__(self, store: Store, options: Options) -> None:
         self.transform = FlipNormalize(options.augment)
-        decode = partial(decode_picture, size=options.size)
-        pictures = DecodedPictures(store, options.size, decode, options.keep_decoded)
+        pictures = DecodedPictures(store, options.size, Resampling.BILINEAR, options.keep_decoded)
         shape = (3, options.size, options.size)
         super().__init__(store, ("image", "targets"), pictures, options, input_shape=shape)
 

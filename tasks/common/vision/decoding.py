@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL.Image import Resampling
 
 from pfl_bench.data import Store
 from pfl_bench.types import ConfigError, DataError, Examples
-from tasks.common.vision.pictures import PictureError
+from tasks.common.vision.pictures import PictureError, opened
 
 KEPT_BYTES_LIMIT = 8 << 30
-
-# From a picture's bytes to shape (size, size, 3), uint8; raises a PictureError.
-Decode = Callable[[bytes], NDArray[np.uint8]]
 
 
 def check_kept(pictures: int, side: int, what: str, smaller: str) -> None:
@@ -38,8 +36,8 @@ class DecodedPictures:
     """Turns the fields "image" and "targets" of a store into examples.
 
     Args:
-        size: Height and width that ``decode`` gives.
-        decode: Decodes and scales one picture.
+        size: Height and width to which pictures are scaled, whatever their proportions.
+        resample: Pillow's filter for that.
         what: What messages call a picture, with its article.
 
     Raises:
@@ -47,11 +45,11 @@ class DecodedPictures:
     """
 
     def __init__(
-        self, store: Store, size: int, decode: Decode, keep: bool, what: str = "a picture"
+        self, store: Store, size: int, resample: Resampling, keep: bool, what: str = "a picture"
     ) -> None:
         self._store = store
         self._size = size
-        self._decode_anew = decode
+        self._resample = resample
         self._what = what
         self._kept: dict[bytes, NDArray[np.uint8]] | None = {} if keep else None
         if keep:
@@ -72,7 +70,9 @@ class DecodedPictures:
         if self._kept is not None and key in self._kept:
             return self._kept[key]
         try:
-            pixels = self._decode_anew(content)
+            with opened(content) as picture:
+                size = (self._size, self._size)
+                pixels = np.asarray(picture.convert("RGB").resize(size, self._resample))
         except PictureError as error:
             raise DataError(
                 f"task {self._store.task}: {self._what} of {self._store.path} cannot be decoded "
