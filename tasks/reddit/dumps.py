@@ -63,14 +63,9 @@ def find_dumps(source: Path, pattern: str | None) -> list[Path]:
     if pattern is not None:
         return files
     named = [path for path in files if path.name.startswith("RC_")]
-    leafs = bool(find_files(source))
-    return named or [
-        path for path in files if _has_suffix(path) and not (leafs and path.suffix == ".json")
-    ]
-
-
-def _has_suffix(path: Path) -> bool:
-    return path.name.endswith(PACKED) or path.name.removesuffix(".gz").endswith(SUFFIXES)
+    plain = SUFFIXES[1:] if find_files(source) else SUFFIXES
+    ends = (*PACKED, *plain, *(f"{suffix}.gz" for suffix in SUFFIXES))
+    return named or [path for path in files if path.name.endswith(ends)]
 
 
 def read_comments(

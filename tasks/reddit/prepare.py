@@ -23,24 +23,6 @@ from tasks.reddit.vocabulary import TokenCounter, Vocabulary, counted_vocabulary
 _KEYS = ("target_tokens", "count_tokens", "subreddit", "created_utc")
 
 
-def gather(
-    source: Path,
-    files: dict[str, list[Path]],
-    length: int,
-    gathering: Gathering,
-    subreddits: dict[str, int],
-    progress: Progress,
-) -> dict[str, Any]:
-    """Read all ``files`` and number their ``subreddits``, which grows; returns facts for the store.
-
-    A file that is damaged or contradicts itself is a DataError that names file, user and comment,
-    or the position; so is a sequence of another ``length``.
-    """
-    for split, leaf, where in read_splits(source, files, progress, counts_all_splits=True):
-        gathering.append(split, leaf.user, **_comments(leaf, length, subreddits, where))
-    return {"files": sum(map(len, files.values()))}
-
-
 def _comments(
     leaf: LeafUser, length: int, subreddits: dict[str, int], where: str
 ) -> dict[str, Any]:
@@ -158,10 +140,13 @@ class _Found:
 
 
 def _read_json(source: Path, options: Options, gathering: Gathering, progress: Progress) -> _Found:
+    """Read LEAF's JSON; refused if it is damaged, contradicts itself, or has other sequences."""
     files = find_files(source)
     subreddits: dict[str, int] = {}
-    length = options.sequence_length
-    facts = gather(source, files, length, gathering, subreddits, progress)
+    for split, leaf, where in read_splits(source, files, progress, counts_all_splits=True):
+        comments = _comments(leaf, options.sequence_length, subreddits, where)
+        gathering.append(split, leaf.user, **comments)
+    facts = {"files": sum(map(len, files.values()))}
     if "min_examples" not in options.model_fields_set:
         options = options.model_copy(update={"min_examples": 0})
     names = np.array(list(subreddits), dtype=np.object_)
@@ -179,8 +164,7 @@ def _by_author(options: Options) -> Options:
     left_out = {"partition", "iid_users"}
     if not options.samples_users:
         left_out.add("split_seed")
-    kept = options.model_fields_set - left_out
-    return Options.model_validate({name: getattr(options, name) for name in kept})
+    return Options(**options.model_dump(include=options.model_fields_set - left_out))
 
 
 def _read_dumps(source: Path, options: Options, gathering: Gathering, progress: Progress) -> _Found:

@@ -136,13 +136,10 @@ class Gathering(SpooledExamples):
             DataError, ConfigError: As ``partition`` says; a seed of which nothing depends.
         """
         check_options(options, "example", False, order_by)
-        rest = {
-            name: getattr(options, name)
-            for name in PartitionOptions.model_fields
-            if name in options.model_fields_set and name not in OF_SPLIT
-        }
-        rest["min_examples"] = min_examples
-        partition = self.partition(PartitionOptions(**rest), published_as="example")
+        given = options.model_fields_set.intersection(PartitionOptions.model_fields)
+        rest = options.model_dump(include=given.difference(OF_SPLIT, ["min_examples"]))
+        kept = PartitionOptions(**rest, min_examples=min_examples)
+        partition = self.partition(kept, published_as="example")
         partition.facts["split"] = {
             "by": "example",
             "as": "prepared here",

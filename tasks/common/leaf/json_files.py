@@ -89,6 +89,9 @@ def read_users(
     last, number = "", 0
     with open_json(path, lambda: last) as stream:
         counts, hierarchies = _announced(path, stream)
+        # One a user of "users", or of "user_data" in its order.
+        by_user = dict(zip(counts, hierarchies, strict=False))
+        is_by_place = len(hierarchies) > len(counts)
         stream.seek(0)
         items = ijson.kvitems(stream, "user_data", use_float=True)
         for number, (user, data) in enumerate(items, start=1):
@@ -106,9 +109,16 @@ def read_users(
             last = f" after user {user!r}"
             x, y = _examples(data, counts[user], counts_all_splits, where)
             if x:
-                yield LeafUser(user, x, y, hierarchies.of(user, number))
+                name = by_user.get(user)
+                if is_by_place:
+                    name = hierarchies[number - 1] if number <= len(hierarchies) else None
+                yield LeafUser(user, x, y, name)
             tell_position(stream.tell())
-    hierarchies.check(number, path)
+    if is_by_place and number != len(hierarchies):
+        raise DataError(
+            f"{path}: 'hierarchies' has {len(hierarchies)} entries, but 'user_data' has {number} "
+            "users; the file contradicts itself, get it anew"
+        )
     without = [user for user in counts if user not in seen]
     if without:
         raise DataError(
@@ -142,29 +152,7 @@ def read_splits(
             done += path.stat().st_size
 
 
-class _Hierarchies:
-    """Hierarchy of each user: in the order of "users", or in that of "user_data"."""
-
-    def __init__(self, users: list[str], names: list[str]) -> None:
-        self._names = names
-        self._by_user = dict(zip(users, names, strict=True)) if len(users) == len(names) else None
-
-    def of(self, user: str, number: int) -> str | None:
-        """That of a user, the ``number``-th of "user_data"; None if there are none."""
-        if self._by_user is not None:
-            return self._by_user[user]
-        return self._names[number - 1] if number <= len(self._names) else None
-
-    def check(self, number: int, path: Path) -> None:
-        """Refuse entries that are neither as many as users nor as users in "user_data"."""
-        if self._by_user is None and self._names and number != len(self._names):
-            raise DataError(
-                f"{path}: 'hierarchies' has {len(self._names)} entries, but 'user_data' has "
-                f"{number} users; the file contradicts itself, get it anew"
-            )
-
-
-def _announced(path: Path, stream: IO[bytes]) -> tuple[dict[str, Any], _Hierarchies]:
+def _announced(path: Path, stream: IO[bytes]) -> tuple[dict[str, Any], list[str]]:
     """Read examples and hierarchy of each user, and of the data only what comes before these."""
     import ijson
 
@@ -200,7 +188,7 @@ def _announced(path: Path, stream: IO[bytes]) -> tuple[dict[str, Any], _Hierarch
             f"{path}: 'hierarchies' must be a list of at least {len(users)} strings, one "
             "for each of 'users'; the file contradicts itself, get it anew"
         )
-    return dict(zip(users, counts, strict=True)), _Hierarchies(users, hierarchies)
+    return dict(zip(users, counts, strict=True)), hierarchies
 
 
 def _mentions(stream: IO[bytes], key: str) -> bool:
