@@ -58,7 +58,7 @@ class Reading:
         source: One line for a human.
         published: Whether the publisher split the data.
         options: How to split what is not split.
-        plays: Titles in the order of their numbers.
+        plays: Number of each play, by its title.
         sizes: Windows of each user, all splits together, before anything is dropped.
         users_dropped: Users with fewer windows than ``min_examples``; 0 if partitioning does.
         out_of_order: Users left out because their windows are not in the order of a text.
@@ -71,7 +71,7 @@ class Reading:
     source: str
     published: bool
     options: Options
-    plays: list[str] = field(default_factory=list)
+    plays: dict[str, int] = field(default_factory=dict)
     sizes: Counter[str] = field(default_factory=Counter)
     users_dropped: int = 0
     out_of_order: int = 0
@@ -83,12 +83,6 @@ class Reading:
     def splits_here(self) -> bool:
         """Whether each user's windows are split while they are gathered."""
         return not self.published and self.options.split_by == "example"
-
-    def number(self, play: str) -> int:
-        """Number of a play."""
-        if play not in self.plays:
-            self.plays.append(play)
-        return self.plays.index(play)
 
     def facts(self) -> dict[str, Any]:
         """For the store, and for printing."""
@@ -149,7 +143,7 @@ def read_plays(path: Path, gathering: Gathering, options: Options, progress: Pro
                 continue
             reading.other_characters += outside
             name = works.client_name(play.title, role)
-            number = reading.number(play.title)
+            number = reading.plays.setdefault(play.title, len(reading.plays))
             inputs, targets = works.cut(numbers)
             _gather(reading, gathering, name, inputs, targets, number, np.arange(len(targets)))
         progress("reading plays", done, len(plays))
@@ -186,7 +180,7 @@ def read_leaf_json(
     for split, user, where in read_splits(source, files, progress):
         inputs, targets, outside = _windows(user, where)
         reading.other_characters += outside
-        number = reading.number(user.hierarchy or NO_PLAY)
+        number = reading.plays.setdefault(user.hierarchy or NO_PLAY, len(reading.plays))
         if published:
             play = np.full(len(targets), number, dtype=np.uint16)
             gathering.append(split, user.user, inputs=inputs, targets=targets, play=play)

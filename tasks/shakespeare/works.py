@@ -167,11 +167,6 @@ def encode(text: str) -> tuple[NDArray[np.uint8], int]:
     return np.where(outside, np.uint8(OTHER), numbers), int(np.count_nonzero(outside))
 
 
-def decode(numbers: NDArray[np.uint8]) -> str:
-    """Turn numbers of characters, shape (n,), back into text."""
-    return "".join(CHARACTERS[number] for number in numbers.tolist())
-
-
 def client_name(play: str, role: str) -> str:
     """Name of a role as LEAF writes it: PLAY_ROLE, and anything but letters and digits as "_"."""
     return _NAME.sub("_", f"{play}_{role}".replace(" ", "_"))

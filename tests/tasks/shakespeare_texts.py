@@ -5,6 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from tasks.shakespeare.works import CHARACTERS
+
 ADA = [
     "I keep a list of every engine in the yard, and how it runs;",
     "the small ones hum,  the great ones knock, and none is still.",
@@ -108,3 +113,8 @@ def leaf_json(users: dict[str, tuple[str, str]]) -> dict[str, Any]:
             "y": [text[place + 80] for place in places],
         }
     return data
+
+
+def decode(numbers: NDArray[np.uint8]) -> str:
+    """Numbers of characters, shape (n,), as text."""
+    return "".join(CHARACTERS[number] for number in numbers.tolist())

@@ -16,7 +16,7 @@ from tasks.shakespeare import works
 from tasks.shakespeare.prepare import Options, prepare
 from tasks.shakespeare.task import Options as TaskOptions
 from tasks.shakespeare.task import build
-from tasks.shakespeare.works import decode, join_lines
+from tasks.shakespeare.works import join_lines
 from tests.helpers import REPOSITORY
 from tests.tasks.shakespeare_texts import (
     ADA,
@@ -25,6 +25,7 @@ from tests.tasks.shakespeare_texts import (
     BOB_AGAIN,
     EVE,
     FAY,
+    decode,
     leaf_json,
     write_text,
 )

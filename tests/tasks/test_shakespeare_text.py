@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pfl_bench.types import DataError
 from tasks.shakespeare import works
 from tasks.shakespeare.prepare import describe
-from tasks.shakespeare.works import CHARACTERS, decode, encode
+from tasks.shakespeare.works import CHARACTERS, encode
 from tests.tasks.shakespeare_texts import (
     ADA,
     ADA_AGAIN,
@@ -24,6 +24,7 @@ from tests.tasks.shakespeare_texts import (
     EVE,
     FAY,
     TEXT,
+    decode,
     write_text,
 )
 
