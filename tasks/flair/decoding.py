@@ -196,9 +196,7 @@ class CropFlipNormalize:
         Returns:
             Shape (n, 3, crop, crop), float32, normalised; channels last in memory.
         """
-        if self._scale.device != inputs.device:
-            self._scale = self._scale.to(inputs.device)
-            self._shift = self._shift.to(inputs.device)
+        self._scale, self._shift = (t.to(inputs.device) for t in (self._scale, self._shift))
         if draws is None or not self.augment:
             pictures = inputs.float()
             if self.side != self.crop:

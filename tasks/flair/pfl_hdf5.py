@@ -19,7 +19,7 @@ from tasks.common.threads import num_workers
 from tasks.flair.catalogue import Catalogue
 from tasks.flair.published import SPLIT_OF_PARTITION, relationship_of
 from tasks.flair.reading import Form, Input, Job, fingerprint_of
-from tasks.flair.spool import FINE, Finding, RawImage
+from tasks.flair.spool import Finding, RawImage
 
 METADATA = "metadata"
 SUFFIXES = (".h5", ".hdf5")
@@ -200,7 +200,7 @@ def _images(
                 block = pixels[start : start + IMAGES_A_BLOCK]
                 encoded = threads.map(partial(encode, pixels_as=job.pixels_as), block)
                 for image, data in zip(ids[start:], encoded, strict=False):
-                    yield RawImage(image, data, FINE)
+                    yield RawImage(image, data, Finding())
 
 
 def _check_pixels(pixels: Any, count: int, where: str) -> None:

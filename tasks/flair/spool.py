@@ -57,9 +57,6 @@ class Finding:
         return any(kind in BAD_KINDS for kind in self.kinds)
 
 
-FINE = Finding()
-
-
 class RawImage(NamedTuple):
     """An image as a source gives it.
 
@@ -103,7 +100,7 @@ def examine(data: bytes, side: int, check: Check) -> Finding:
                 read_to_end(image)
     except PictureError as error:
         return Finding(("unreadable",), str(error))
-    return Finding(tuple(kinds)) if kinds else FINE
+    return Finding(tuple(kinds))
 
 
 def examined(images: Iterable[RawImage], side: int, check: Check) -> Iterator[RawImage]:

@@ -93,14 +93,12 @@ class FlairSplit(PartitionedSplit):
         return Examples(self._read_pictures(fields["places"]), targets)
 
     def _read_pictures(self, indices: NDArray[np.int64]) -> Tensor:
-        if self._kept is None:
-            return self._decode(indices)
         kept = self._kept
+        if kept is None or not len(indices):
+            return self._decode(indices)
         absent = np.array([i for i in np.unique(indices) if int(i) not in kept], dtype=np.int64)
         if len(absent):
             kept.update(zip(absent.tolist(), self._decode(absent), strict=True))
-        if not len(indices):
-            return self._decode(indices)
         return torch.stack([kept[i] for i in indices.tolist()])
 
     def _decode(self, indices: NDArray[np.int64]) -> Tensor:

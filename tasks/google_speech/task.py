@@ -90,9 +90,8 @@ class LogMel:
 
         Returns shape (n, 1, NUM_MELS, NUM_FRAMES), float32, in decibels, -80 to 0.
         """
-        if self._filters.device != inputs.device:
-            self._filters = self._filters.to(inputs.device)
-            self._window = self._window.to(inputs.device)
+        self._filters = self._filters.to(inputs.device)
+        self._window = self._window.to(inputs.device)
         sound = inputs.float().mul_(1.0 / 32768.0)
         if not self.augment:
             draws = None

@@ -27,7 +27,6 @@ LENGTH = 10
 SPLITS = ("train", "val", "test")
 _SPECIAL = (PAD, UNK, BOS, EOS)
 _BOS_ID, _EOS_ID = 2, 3
-_USERS_A_FILE = 2048
 
 
 class Options(StrictOptions):
@@ -185,7 +184,6 @@ def _blocks(options: Options) -> Iterator[Block]:
         options.subreddits,
         options.mean_tokens,
         options.seed,
-        _USERS_A_FILE,
     )
 
 

@@ -15,7 +15,7 @@ from pfl_bench.data.stored_task import Convert
 from pfl_bench.types import DataFacts
 from tasks.common.classification import CrossEntropy, known_facts
 from tasks.common.options import StoredOptions
-from tasks.common.partition.split import PartitionedSplit, equal_shares
+from tasks.common.partition.split import PartitionedSplit
 
 # Of the store's facts, what a summary repeats.
 FACTS_SHOWN = ("generated", "table5", "differs_from_published", "bad_samples", "dropped_clients")
@@ -51,7 +51,8 @@ class PartitionedTask(StoredTask):
         self._partitioned: PartitionedSplit | None = None
         if options.partition == "iid":
             stored = store.split("train")
-            offsets = equal_shares(stored.num_examples, stored.num_users)
+            # Shares that differ by one at most.
+            offsets = np.arange(stored.num_users + 1) * stored.num_examples // stored.num_users
             self._partitioned = PartitionedSplit(
                 stored, fields, convert, most, options.partition_seed, offsets
             )

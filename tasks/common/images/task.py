@@ -71,8 +71,7 @@ class CropFlip(Scale):
         """
         if draws is None:
             return super().__call__(inputs, None)
-        if self._places.device != inputs.device:
-            self._places = self._places.to(inputs.device)
+        self._places = self._places.to(inputs.device)
         rows, columns = self._places[draws[:, 0]], self._places[draws[:, 1]]
         columns = torch.where(draws[:, 2:] > 0, columns.flip(1), columns)
         taken = (rows.unsqueeze(2) * self._side + columns.unsqueeze(1)).flatten(1).unsqueeze(1)

@@ -13,11 +13,6 @@ from pfl_bench.data.stored_task import Convert
 from pfl_bench.types import Examples
 
 
-def equal_shares(num_examples: int, num_users: int) -> NDArray[np.int64]:
-    """Offsets of users whose examples differ by one at most, shape (num_users + 1,)."""
-    return np.arange(num_users + 1, dtype=np.int64) * num_examples // num_users
-
-
 class PartitionedSplit(StoredSplit):
     """A split whose examples may be assigned at random to artificial users; see ``StoredSplit``.
 

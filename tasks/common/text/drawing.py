@@ -20,6 +20,7 @@ FOLLOWS = 0.6
 SUBREDDITS_A_USER = 3
 FIRST_TIME = 1_512_086_400  # 1 December 2017, 0:00 UTC
 SECONDS = 31 * 86_400
+USERS_A_BLOCK = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +74,8 @@ def comment_counts(num_users: int, num_comments: int) -> NDArray[np.int64]:
         else:
             low = scale
     sizes = _sizes(weights, low)
-    missing = num_comments - int(sizes.sum())
-    room = np.flatnonzero(sizes < MOST)
-    while missing:
-        step = room[-missing:]
-        sizes[step] += 1
-        missing -= len(step)
-        room = np.flatnonzero(sizes < MOST)
+    while missing := num_comments - int(sizes.sum()):
+        sizes[np.flatnonzero(sizes < MOST)[-missing:]] += 1
     return np.sort(sizes)
 
 
@@ -95,7 +91,6 @@ def draw_blocks(
     num_subreddits: int,
     mean_tokens: float,
     seed: int,
-    block_users: int = 2048,
 ) -> Iterator[Block]:
     """Draw all users' comments, block by block, each from a stream of its own.
 
@@ -107,8 +102,8 @@ def draw_blocks(
     # Zipf's law: token r has a chance near 1 / (r + 3).
     shares = np.cumsum(1.0 / (np.arange(num_words) + 3.0))
     shares /= shares[-1]
-    for first in range(0, num_users, block_users):
-        users = np.arange(first, min(first + block_users, num_users))
+    for first in range(0, num_users, USERS_A_BLOCK):
+        users = np.arange(first, min(first + USERS_A_BLOCK, num_users))
         rng = np.random.default_rng([seed, 1, first])
         mine = counts[users]
         lengths = _lengths(int(mine.sum()), mean_tokens, rng)
