@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-import tarfile
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +13,7 @@ from numpy.typing import NDArray
 from pfl_bench.data import regular
 from pfl_bench.types import DataError, Progress, RemoteFile
 from tasks.common.images.store import FeatureOptions, Images, write_images
-from tasks.common.sources import Form, choose_form, reading
+from tasks.common.sources import Form, choose_form, read_tar
 from tasks.common.vision.pictures import IMAGENET_MEAN, IMAGENET_STD, PictureError, opened
 
 SIDE = 32
@@ -55,7 +53,10 @@ def _has_jpegs(source: Path) -> bool:
 def read_binary(source: Path, progress: Progress) -> dict[str, Images]:
     """Read the binary files, from the archive or unpacked, in published order."""
     folder, splits = _unpacked(source), {}
-    read = _read_files(folder) if folder is not None else _read_archive(source / ARCHIVE)
+    if folder is None:
+        read = {name.rpartition("/")[2]: content for name, content in read_tar(source / ARCHIVE)}
+    else:
+        read = {name: (folder / name).read_bytes() for name in _NAMES if (folder / name).is_file()}
     for split, names in _BATCHES.items():
         rows = []
         for name in names:
@@ -88,30 +89,6 @@ def _rows(content: bytes, where: str) -> NDArray[np.uint8]:
     return rows
 
 
-def _read_files(folder: Path) -> dict[str, bytes]:
-    return {name: (folder / name).read_bytes() for name in _NAMES if (folder / name).is_file()}
-
-
-def _read_archive(path: Path) -> dict[str, bytes]:
-    with _open_tar(path) as members:
-        return {
-            name.rpartition("/")[2]: file.read()
-            for name, file in members
-            if name.rpartition("/")[2] in _NAMES
-        }
-
-
-@contextmanager
-def _open_tar(path: Path) -> Iterator[Iterator[tuple[str, IO[bytes]]]]:
-    """Names and content of a tar's files, streamed; nothing is unpacked to the disk."""
-    with reading(path), tarfile.open(regular(path), "r|*") as tar:
-        yield (
-            (member.name, file)
-            for member in tar
-            if member.isfile() and (file := tar.extractfile(member)) is not None
-        )
-
-
 def read_jpegs(source: Path, progress: Progress) -> dict[str, Images]:
     """Read a folder, or a tar in it, of train/CLASS/NAME.jpg and test/CLASS/NAME.jpg.
 
@@ -120,15 +97,14 @@ def read_jpegs(source: Path, progress: Progress) -> dict[str, Images]:
     """
     found: dict[tuple[str, int, str], NDArray[np.uint8]] = {}
     tar = None if (source / "train").is_dir() else _jpeg_tar(source)
-    with _open_tar(tar) if tar is not None else nullcontext(_files_below(source)) as files:
-        for name, file in files:
-            match = _JPEG_NAME.fullmatch(name)
-            if match is None:
-                continue
-            key = (match["split"], CLASSES.index(match["class"]), match["name"])
-            found[key] = _decode(file.read(), f"{tar or source}, {name}")
-            if len(found) % _PROGRESS_EVERY == 0:
-                progress("reading JPEGs (images)", len(found), None)
+    for name, content in read_tar(tar) if tar is not None else _files_below(source):
+        match = _JPEG_NAME.fullmatch(name)
+        if match is None:
+            continue
+        key = (match["split"], CLASSES.index(match["class"]), match["name"])
+        found[key] = _decode(content, f"{tar or source}, {name}")
+        if len(found) % _PROGRESS_EVERY == 0:
+            progress("reading JPEGs (images)", len(found), None)
     splits = {}
     for split in PUBLISHED:
         keys = sorted(key for key in found if key[0] == split)
@@ -142,11 +118,10 @@ def read_jpegs(source: Path, progress: Progress) -> dict[str, Images]:
     return splits
 
 
-def _files_below(source: Path) -> Iterator[tuple[str, IO[bytes]]]:
+def _files_below(source: Path) -> Iterator[tuple[str, bytes]]:
     for split in PUBLISHED:
         for path in sorted((source / split).glob("*/*")):
-            with regular(path).open("rb") as file:
-                yield path.relative_to(source).as_posix(), file
+            yield path.relative_to(source).as_posix(), regular(path).read_bytes()
 
 
 def _decode(content: bytes, where: str) -> NDArray[np.uint8]:

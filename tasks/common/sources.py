@@ -106,6 +106,17 @@ def open_json(path: Path, told: Callable[[], str] = lambda: "") -> Iterator[IO[b
             yield stream
 
 
+def read_tar(
+    path: Path, mend: str = "the file is damaged or cut: get it anew"
+) -> Iterator[tuple[str, bytes]]:
+    """Names and contents of a tar's files, in their order; nothing is unpacked to the disk."""
+    # As a stream: going back in a compressed file would mean to unpack it anew.
+    with reading(path, mend=mend), tarfile.open(regular(path), "r|*") as tar:
+        for member in tar:
+            if member.isfile() and (file := tar.extractfile(member)) is not None:
+                yield member.name, file.read()
+
+
 _NAMES_SHOWN = 10
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-import tarfile
 import wave
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,7 +25,7 @@ from tasks.common.fedscale.streaming import (
     open_layout,
     write_store,
 )
-from tasks.common.sources import Form, choose_form, is_generated, reading
+from tasks.common.sources import Form, choose_form, is_generated, read_tar
 
 # In alphabetical order, which is the order of the targets. Source: Warden 2018, section 5.1.
 # fmt: off
@@ -171,12 +170,7 @@ def _files(source: Path) -> Iterator[tuple[str, bytes | Path]]:
             for path in sorted(folder.iterdir()):
                 yield f"{folder.name}/{path.name}", path
         return
-    # As a stream: going back in a compressed file would mean to unpack it anew.
-    with reading(archive, mend=_MEND), tarfile.open(archive, "r|gz") as tar:
-        for member in tar:
-            file = tar.extractfile(member) if member.isfile() else None
-            if file is not None:
-                yield member.name.removeprefix("./"), file.read()
+    yield from ((name.removeprefix("./"), content) for name, content in read_tar(archive, _MEND))
 
 
 # Source: Lai et al. 2022 (FedScale), table 5; Warden 2018 counts 105,829 clips of 2,618 speakers.
