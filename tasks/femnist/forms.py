@@ -48,12 +48,10 @@ class Form(sources.Form):
     Attributes:
         read: Reads a folder and gathers what it holds, in ``FIELDS``: takes the folder, a
             gathering and a progress, and its own options by name.
-        options: Options of preparing that this form has and not all others.
         is_leafs: Whether it is what LEAF's own tools make, which its table 1 counts.
     """
 
     read: Callable[..., Reading]
-    options: tuple[str, ...] = ()
     is_leafs: bool = False
 
 

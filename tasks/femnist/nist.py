@@ -7,7 +7,7 @@ who wrote it: the same file is in both, so its MD5 joins them, as LEAF does.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +69,8 @@ def read(source: Path, gathering: Gathering, progress: Progress) -> Reading:
     classes, num_class_files = _classes_by_digest(by_class, progress)
     left_out: dict[str, list[str]] = {problem: [] for problem in PROBLEMS}
     done = 0
-    for writer, paths in _writers(by_write):
+    for folder in chain.from_iterable(map(_folders, _hsf_folders(by_write))):
+        paths = [image for kind in _folders(folder) for image in _images(kind)]
         images, labels = [], []
         for path in paths:
             loaded = _load(path, classes)
@@ -79,9 +80,8 @@ def read(source: Path, gathering: Gathering, progress: Progress) -> Reading:
                 images.append(loaded[0])
                 labels.append(loaded[1])
         if images:
-            gathering.append(
-                UNSPLIT, writer, inputs=np.stack(images), targets=np.array(labels, dtype=np.uint8)
-            )
+            targets = np.array(labels, dtype=np.uint8)
+            gathering.append(UNSPLIT, folder.name, inputs=np.stack(images), targets=targets)
         done += len(paths)
         progress("reading NIST by_write (images)", done, None)
     counts = {problem: len(names) for problem, names in left_out.items()}
@@ -112,12 +112,6 @@ def _images(folder: Path) -> list[Path]:
 def _hsf_folders(folder: Path) -> list[Path]:
     # NIST's *.mit are lists beside the images, unpacked by some tools as folders.
     return [p for p in _folders(folder) if p.name.startswith("hsf_") and "mit" not in p.name]
-
-
-def _writers(by_write: Path) -> Iterator[tuple[str, list[Path]]]:
-    for hsf in _hsf_folders(by_write):
-        for writer in _folders(hsf):
-            yield writer.name, [image for kind in _folders(writer) for image in _images(kind)]
 
 
 def _digest(data: bytes) -> bytes:

@@ -107,7 +107,6 @@ FORM = Form(
     looked_for=f"FedScale: {FOLDER}/train.csv (and val.csv, test.csv) beside the pictures",
     is_there=lambda source: (source / FOLDER).is_dir(),
     read=read,
-    options=("bad_samples",),
 )
 
 

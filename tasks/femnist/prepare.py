@@ -74,7 +74,12 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
     counts compare with the published ones.
     """
     form = choose_form(source, "FEMNIST", FORMS, options)
-    own = _own_options(form, options)
+    own = {"bad_samples": options.bad_samples} if form is pictures.FORM else {}
+    if not own and "bad_samples" in options.model_fields_set:
+        raise ConfigError(
+            f"bad_samples: nothing to choose for {form.name}, only for {pictures.FORM.name}; "
+            "leave it out"
+        )
     with Gathering(out, FIELDS) as gathering:
         reading = form.read(source, gathering, progress, **own)
         partition = gathering.partition(options, published_as=reading.split_by)
@@ -94,14 +99,3 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
             fields=FIELDS,
             extra=extra,
         )
-
-
-def _own_options(form: Form, options: Options) -> dict[str, Any]:
-    """Values of the options that the form has alone."""
-    for name in {name for other in FORMS for name in other.options}:
-        if name in options.model_fields_set and name not in form.options:
-            having = ", ".join(other.name for other in FORMS if name in other.options)
-            raise ConfigError(
-                f"{name}: nothing to choose for {form.name}, only for {having}; leave it out"
-            )
-    return {name: getattr(options, name) for name in form.options}
