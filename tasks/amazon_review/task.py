@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from functools import partial
 
 from pfl_bench.data import Store, open_store
-from pfl_bench.types import DataError, Examples
+from pfl_bench.types import DataError
 from tasks.common.classification import known_facts
 from tasks.common.fedscale.stored import LabelledTask, TaskOptions
 from tasks.common.text.models import padded_words
@@ -29,15 +28,11 @@ class AmazonReviewTask(LabelledTask):
             raise DataError(
                 f"task amazon_review: {options.data} has no vocabulary; prepare the data again"
             )
-        self._width = store.facts.input_shape[0]
-        super().__init__(store, ("tokens", "targets"), self._to_examples, options)
+        convert = partial(padded_words, width=store.facts.input_shape[0])
+        super().__init__(store, ("tokens", "targets"), convert, options)
         # The store says what the numbers mean, for models that load words' vectors.
         extra = known_facts(store, FACTS_SHOWN) | {"store": options.data}
         self.facts = replace(self.facts, extra=extra)
-
-    def _to_examples(self, fields: Mapping[str, Any]) -> Examples:
-        """Pad each review's words to one width: int64, shape (n, L)."""
-        return padded_words(fields["tokens"], fields["targets"], self._width)
 
 
 def build(options: Options) -> AmazonReviewTask:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from functools import partial
 
 from pydantic import Field
 
 from pfl_bench.data import Store, StoredTask, open_store
-from pfl_bench.types import DataError, Examples
+from pfl_bench.types import DataError
 from tasks.common.classification import CrossEntropy, known_facts
 from tasks.common.options import StoredOptions
 from tasks.common.text.models import padded_words
@@ -38,22 +37,18 @@ class Sent140Task(CrossEntropy, StoredTask):
             raise DataError(
                 f"task sent140: {options.data} has no vocabulary; prepare the data again"
             )
-        self._width = options.max_words or store.facts.input_shape[0]
+        width = options.max_words or store.facts.input_shape[0]
         # The store says what the numbers mean, for models that load words' vectors.
         extra = known_facts(store, FACTS_SHOWN) | {"store": options.data}
         super().__init__(
             store,
             ("tokens", "targets"),
-            self._to_examples,
+            partial(padded_words, width=width),
             options.max_examples_per_user,
-            input_shape=(self._width,),
+            input_shape=(width,),
             class_names=CLASSES,
             extra=extra,
         )
-
-    def _to_examples(self, fields: Mapping[str, Any]) -> Examples:
-        """Pad each tweet's words to one width: int64, shape (n, L)."""
-        return padded_words(fields["tokens"], fields["targets"], self._width)
 
 
 def build(options: Options) -> Sent140Task:

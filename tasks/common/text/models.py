@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
@@ -20,16 +19,15 @@ from tasks.common.text.words import FIRST_WORD, PAD_ID, read_store_vectors
 BAG, LSTM = "bag_log_reg", "stacked_lstm"
 
 
-def padded_words(rows: Sequence[NDArray[np.uint32]], targets: NDArray[Any], width: int) -> Examples:
-    """Pad the numbered words of n texts, or cut them, to one width, L.
+def padded_words(fields: Mapping[str, Any], width: int) -> Examples:
+    """Pad the numbered words of n texts, the "tokens", or cut them, to one width, L.
 
     Inputs of shape (n, L) and targets of shape (n,), both int64.
     """
-    inputs = np.full((len(rows), width), PAD_ID, dtype=np.int64)
-    for place, row in enumerate(rows):
-        words = row[:width]
-        inputs[place, : len(words)] = words
-    return Examples(torch.from_numpy(inputs), torch.from_numpy(targets.astype(np.int64)))
+    inputs = np.full((len(fields["tokens"]), width), PAD_ID, dtype=np.int64)
+    for row, words in zip(inputs, fields["tokens"], strict=True):
+        row[: len(words)] = words[:width]
+    return Examples(torch.from_numpy(inputs), torch.from_numpy(fields["targets"].astype(np.int64)))
 
 
 class BagOfWords(nn.Module):
