@@ -204,6 +204,8 @@ def fingerprint_of(path: Path) -> list[int]:
 
 def read_metadata(source: Path, progress: Progress) -> Catalogue:
     """Read both published files of a folder into a catalogue, which is not yet finished."""
+    import ijson
+
     for name in (METADATA, RELATIONSHIP):
         if not (source / name).is_file():
             raise DataError(
@@ -212,13 +214,6 @@ def read_metadata(source: Path, progress: Progress) -> Catalogue:
             )
     path = source / METADATA
     catalogue = Catalogue(read_relationship(source / RELATIONSHIP), str(path))
-    _read_entries(path, catalogue, progress)
-    return catalogue
-
-
-def _read_entries(path: Path, catalogue: Catalogue, progress: Progress) -> None:
-    import ijson
-
     total, number = path.stat().st_size, 0
     with open_json(path, lambda: f" after entry {number}") as stream:
         first = stream.read(64).lstrip()[:1]
@@ -233,3 +228,4 @@ def _read_entries(path: Path, catalogue: Catalogue, progress: Progress) -> None:
             if number % PROGRESS_EVERY == 0:
                 progress(f"reading {METADATA} (bytes)", stream.tell(), total)
         progress(f"reading {METADATA} (bytes)", total, total)
+    return catalogue

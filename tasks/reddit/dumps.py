@@ -19,7 +19,7 @@ import numpy as np
 
 from pfl_bench.data import parse_json, regular
 from pfl_bench.types import ConfigError, DataError, Progress
-from tasks.common.leaf.gathering import UNSPLIT, Gathering, Partition
+from tasks.common.leaf.gathering import UNSPLIT, Gathering
 from tasks.common.leaf.json_files import find_files
 from tasks.common.sources import need_package, reading
 from tasks.reddit.buckets import AuthorBuckets, Cleaned
@@ -242,14 +242,6 @@ def gather(
         "cleaning": {name: getattr(options, name) for name in Cleaning.model_fields},
         "tokenizer": tokenizer_name(options),
     }
-
-
-def partition(gathering: Gathering, options: Options) -> Partition:
-    """Drop, sample and, unless it is done, split; refuses a seed on which nothing would depend."""
-    if options.split_by == "user":
-        return gathering.partition(options)
-    # The split has been made, by LEAF's rounding; what is left to do does not ask how.
-    return gathering.partition_divided(options, "created", options.min_examples)
 
 
 def _clean_dump(

@@ -172,7 +172,11 @@ def _read_dumps(source: Path, options: Options, gathering: Gathering, progress: 
     files = dumps.find_dumps(source, options.files)
     facts = dumps.gather(files, options, gathering, subreddits, progress)
     names = np.array(list(subreddits), dtype=np.object_)
-    return _Found(dumps.partition(gathering, options), None, names, facts)
+    if options.split_by == "user":
+        return _Found(gathering.partition(options), None, names, facts)
+    # The split has been made, by LEAF's rounding; what is left to do does not ask how.
+    partition = gathering.partition_divided(options, "created", options.min_examples)
+    return _Found(partition, None, names, facts)
 
 
 def _check_options(form: str, options: Options) -> None:

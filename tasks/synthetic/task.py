@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -93,9 +93,9 @@ def _labels(values: list[Any], where: str) -> NDArray[np.int64]:
 
 
 def _numbers(values: list[Any], where: str, what: str) -> NDArray[np.float64]:
-    convert: Callable[[Any], NDArray[np.float64]] = np.asarray
+    array: NDArray[Any]
     try:
-        array = convert(values)
+        array = np.asarray(values)
     except ValueError:  # rows of unequal length
         array = np.empty(0, dtype=object)
     if array.dtype.kind not in "iuf" or not np.isfinite(array).all():

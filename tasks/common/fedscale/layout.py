@@ -18,7 +18,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import NamedTuple
 
 import numpy as np
 
@@ -101,22 +101,17 @@ def read_mapping(path: Path) -> Iterator[Row]:
     """
     # utf-8-sig: what spreadsheets write begins with a byte order mark.
     with reading(path), regular(path).open(encoding="utf-8-sig", newline="") as file:
-        yield from _rows(path, file)
-
-
-def _rows(path: Path, file: TextIO) -> Iterator[Row]:
-    reader = csv.reader(file, strict=True)
-    try:
-        header = next(reader, None)
-        _check_header(path, header)
-        for fields in reader:
-            if fields:
-                yield _row(path, reader.line_num, fields)
-    except csv.Error as error:
-        raise DataError(
-            f"{path}, line {reader.line_num}: not CSV ({error}); each line is "
-            f"{','.join(COLUMNS)}, and a field with a comma stands in double quotes"
-        ) from error
+        reader = csv.reader(file, strict=True)
+        try:
+            _check_header(path, next(reader, None))
+            for fields in reader:
+                if fields:
+                    yield _row(path, reader.line_num, fields)
+        except csv.Error as error:
+            raise DataError(
+                f"{path}, line {reader.line_num}: not CSV ({error}); each line is "
+                f"{','.join(COLUMNS)}, and a field with a comma stands in double quotes"
+            ) from error
 
 
 def _check_header(path: Path, header: list[str] | None) -> None:

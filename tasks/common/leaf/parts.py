@@ -137,7 +137,8 @@ class Partition:
         positions, starts = self._shuffled_positions(split)
         ends = np.arange(last - first + 1) * len(positions) // (last - first)
         width = len(str(max(stop for _, stop in self._plan.artificial_users.values()) - 1))
-        step = max(1, int(self._examples_per_group() * (last - first) // len(positions)))
+        row_bytes = sum(map(_row_bytes, self._gathered.fields.values()))
+        step = max(1, max(1, GROUP_BYTES // row_bytes) * (last - first) // len(positions))
         for low in range(0, last - first, step):
             high = min(low + step, last - first)
             group = self._at_positions(split, positions, starts, int(ends[low]), int(ends[high]))
@@ -164,11 +165,6 @@ class Partition:
         key = hashlib.sha256(f"{plan.options.split_seed}\0iid\0{split}".encode()).digest()
         np.random.Generator(np.random.PCG64(int.from_bytes(key, "little"))).shuffle(positions)
         return positions, starts
-
-    def _examples_per_group(self) -> int:
-        """Number of examples that a group may hold."""
-        specs = self._gathered.fields.values()
-        return max(1, GROUP_BYTES // sum(_row_bytes(spec) for spec in specs))
 
     def _split_blocks(
         self, split: str, starts: NDArray[np.int64]

@@ -128,15 +128,10 @@ def freeze_statistics(module: nn.Module) -> None:
                 f"model.normalization: 'frozen' needs layers with statistics, scale and bias; "
                 f"{layer} lacks one of them; use model.normalization=group"
             )
-        frozen.load_state_dict(
-            {name: value for name, value in layer.state_dict().items() if name in _STATE}
-        )
+        frozen.load_state_dict(layer.state_dict(), strict=False)  # it also counts batches
         return frozen
 
     _replace(module, convert)
-
-
-_STATE = ("weight", "bias", "running_mean", "running_var")
 
 
 def _replace(module: nn.Module, convert: Callable[[_BatchNorm], nn.Module]) -> None:
