@@ -26,116 +26,9 @@ FEWEST = 10
 _MOST_TRIES = 200
 
 
-def iid(labels: Indices, num_clients: int, rng: np.random.Generator) -> list[Indices]:
-    """Shuffle all examples and cut them into parts that differ by one example at most."""
-    shuffled = rng.choice(len(labels), len(labels), replace=False)
-    return np.array_split(shuffled, num_clients)
-
-
-def dirichlet(
-    labels: Indices, num_clients: int, alpha: float, rng: np.random.Generator
-) -> list[Indices]:
-    """Divide each class by proportions of a symmetric Dirichlet distribution.
-
-    Of a client that has its equal part of all examples, the proportion is set to zero. All is drawn
-    again until each client has ``FEWEST`` examples.
-
-    Small values of ``alpha``, which is above 0, give clients of few classes.
-    """
-    full = len(labels) / num_clients
-    for _ in range(_tries(labels, num_clients)):
-        clients: list[list[Indices]] = [[] for _ in range(num_clients)]
-        counts = np.zeros(num_clients, dtype=np.int64)
-        for label in np.unique(labels):
-            members = np.flatnonzero(labels == label)
-            rng.shuffle(members)
-            parts = rng.dirichlet(np.repeat(alpha, num_clients)) * (counts < full)
-            if parts.sum() == 0:  # a small alpha rounds the proportions of all others to zero
-                break
-            for client, indices in enumerate(_cut(members, parts / parts.sum())):
-                clients[client].append(indices)
-                counts[client] += len(indices)
-        else:
-            if counts.min() >= FEWEST:
-                return [np.concatenate(indices) for indices in clients]
-    raise _too_few("dirichlet", len(labels), num_clients, alpha)
-
-
-def labels_per_client(
-    labels: Indices, num_clients: int, labels_each: int, rng: np.random.Generator
-) -> list[Indices]:
-    """Give each client examples of ``labels_each`` classes alone.
-
-    Client i has class i modulo the number of classes; its others are drawn. A class is divided
-    equally among the clients that have it.
-    """
-    num_classes = len(np.unique(labels))
-    if labels_each > num_classes:
-        raise ConfigError(
-            f"task.partition.labels_per_client: {labels_each}, but the data have {num_classes} "
-            "classes; choose that many at most"
-        )
-    owned: list[list[int]] = []
-    for client in range(num_clients):
-        own = [client % num_classes]
-        while len(own) < labels_each:
-            drawn = int(rng.choice(num_classes, 1)[0])
-            if drawn not in own:
-                own.append(drawn)
-        owned.append(own)
-    clients: list[list[Indices]] = [[] for _ in range(num_clients)]
-    for label in range(num_classes):
-        owners = [client for client, own in enumerate(owned) if label in own]
-        if not owners:
-            raise ConfigError(
-                f"task.partition: none of {num_clients} clients has class {label}, whose examples "
-                f"would be lost; take {num_classes} clients or more, or another seed"
-            )
-        members = np.flatnonzero(labels == label)
-        rng.shuffle(members)
-        for client, indices in zip(owners, np.array_split(members, len(owners)), strict=True):
-            clients[client].append(indices)
-    return [np.concatenate(indices) for indices in clients]
-
-
-def quantity(
-    labels: Indices, num_clients: int, alpha: float, rng: np.random.Generator
-) -> list[Indices]:
-    """Shuffle all examples and cut them by proportions of a symmetric Dirichlet distribution.
-
-    The proportions are drawn again until each client has ``FEWEST`` examples.
-
-    Small values of ``alpha``, which is above 0, give unequal sizes.
-    """
-    shuffled = rng.permutation(len(labels))
-    for _ in range(_tries(labels, num_clients)):
-        clients = _cut(shuffled, rng.dirichlet(np.repeat(alpha, num_clients)))
-        if min(map(len, clients)) >= FEWEST:
-            return clients
-    raise _too_few("quantity", len(labels), num_clients, alpha)
-
-
-def _tries(labels: Indices, num_clients: int) -> int:
-    """Number of draws: none where there are too few examples for so many clients."""
-    return _MOST_TRIES if len(labels) >= num_clients * FEWEST else 0
-
-
 def _cut(indices: Indices, parts: NDArray[np.float64]) -> list[Indices]:
     """Cut where the sums of ``parts``, which add up to 1, say."""
     return np.split(indices, (np.cumsum(parts) * len(indices)).astype(int)[:-1])
-
-
-def _too_few(kind: str, num_examples: int, num_clients: int, alpha: float) -> ConfigError:
-    return ConfigError(
-        f"task.partition: {_MOST_TRIES} tries of kind {kind} with alpha = {alpha:g} gave some of "
-        f"{num_clients} clients fewer than {FEWEST} of {num_examples} examples; take fewer clients "
-        "or a larger alpha"
-    )
-
-
-NumClients = Annotated[int, Field(ge=1, le=100_000)]
-Alpha = Annotated[float, Field(gt=0, le=1e9)]
-Seed = Annotated[int, Field(ge=0)]
 
 
 class Artificial(StrictOptions):
@@ -148,8 +41,15 @@ class Artificial(StrictOptions):
     """
 
     kind: str
-    num_clients: NumClients
-    seed: Seed = 42
+    num_clients: int = Field(ge=1, le=100_000)
+    seed: int = Field(default=42, ge=0)
+
+    def divide(self, labels: Indices, rng: np.random.Generator) -> list[Indices]:
+        """Examples of each client; here all shuffled, in parts that differ by one at most.
+
+        ``labels``, shape (n,), are those of the examples in their published order.
+        """
+        return np.array_split(rng.choice(len(labels), len(labels), replace=False), self.num_clients)
 
 
 class Iid(Artificial):
@@ -162,7 +62,31 @@ class Iid(Artificial):
     kind: Literal["iid"]
 
 
-class Dirichlet(Artificial):
+class Proportional(Artificial):
+    """Clients by proportions that a symmetric Dirichlet distribution gives, drawn again and again.
+
+    Attributes:
+        alpha: Parameter of the distribution, above 0.
+    """
+
+    alpha: float = Field(gt=0, le=1e9)
+
+    def _proportions(self, rng: np.random.Generator) -> NDArray[np.float64]:
+        return rng.dirichlet(np.repeat(self.alpha, self.num_clients))
+
+    def _tries(self, labels: Indices) -> range:
+        """Draws: none where there are too few examples for so many clients."""
+        return range(_MOST_TRIES if len(labels) >= self.num_clients * FEWEST else 0)
+
+    def _too_few(self, labels: Indices) -> ConfigError:
+        return ConfigError(
+            f"task.partition: {_MOST_TRIES} tries of kind {self.kind} with alpha = {self.alpha:g} "
+            f"gave some of {self.num_clients} clients fewer than {FEWEST} of {len(labels)} "
+            "examples; take fewer clients or a larger alpha"
+        )
+
+
+class Dirichlet(Proportional):
     """Each class divided by proportions of a Dirichlet distribution; clients have 10 or more.
 
     Attributes:
@@ -171,7 +95,26 @@ class Dirichlet(Artificial):
     """
 
     kind: Literal["dirichlet"]
-    alpha: Alpha
+
+    def divide(self, labels: Indices, rng: np.random.Generator) -> list[Indices]:
+        """Divide each class; of a client that has its equal part, the proportion becomes zero."""
+        full = len(labels) / self.num_clients
+        for _ in self._tries(labels):
+            clients: list[list[Indices]] = [[] for _ in range(self.num_clients)]
+            counts = np.zeros(self.num_clients, dtype=np.int64)
+            for label in np.unique(labels):
+                members = np.flatnonzero(labels == label)
+                rng.shuffle(members)
+                parts = self._proportions(rng) * (counts < full)
+                if parts.sum() == 0:  # a small alpha rounds the proportions of all others to zero
+                    break
+                for client, indices in enumerate(_cut(members, parts / parts.sum())):
+                    clients[client].append(indices)
+                    counts[client] += len(indices)
+            else:
+                if counts.min() >= FEWEST:
+                    return [np.concatenate(indices) for indices in clients]
+        raise self._too_few(labels)
 
 
 class Labels(Artificial):
@@ -183,10 +126,43 @@ class Labels(Artificial):
     """
 
     kind: Literal["labels"]
-    labels_per_client: Annotated[int, Field(ge=1)]
+    labels_per_client: int = Field(ge=1)
+
+    def divide(self, labels: Indices, rng: np.random.Generator) -> list[Indices]:
+        """Give client i class i modulo the number of classes, and others that are drawn.
+
+        A class is divided equally among the clients that have it.
+        """
+        num_classes = len(np.unique(labels))
+        if self.labels_per_client > num_classes:
+            raise ConfigError(
+                f"task.partition.labels_per_client: {self.labels_per_client}, but the data have "
+                f"{num_classes} classes; choose that many at most"
+            )
+        owned: list[list[int]] = []
+        for client in range(self.num_clients):
+            own = [client % num_classes]
+            while len(own) < self.labels_per_client:
+                drawn = int(rng.choice(num_classes, 1)[0])
+                if drawn not in own:
+                    own.append(drawn)
+            owned.append(own)
+        clients: list[list[Indices]] = [[] for _ in range(self.num_clients)]
+        for label in range(num_classes):
+            owners = [client for client, own in enumerate(owned) if label in own]
+            if not owners:
+                raise ConfigError(
+                    f"task.partition: none of {self.num_clients} clients has class {label}, whose "
+                    f"examples would be lost; take {num_classes} clients or more, or another seed"
+                )
+            members = np.flatnonzero(labels == label)
+            rng.shuffle(members)
+            for client, indices in zip(owners, np.array_split(members, len(owners)), strict=True):
+                clients[client].append(indices)
+        return [np.concatenate(indices) for indices in clients]
 
 
-class Quantity(Artificial):
+class Quantity(Proportional):
     """Examples in random order, in parts of unequal sizes; clients have 10 or more.
 
     Attributes:
@@ -195,7 +171,15 @@ class Quantity(Artificial):
     """
 
     kind: Literal["quantity"]
-    alpha: Alpha
+
+    def divide(self, labels: Indices, rng: np.random.Generator) -> list[Indices]:
+        """Shuffle all examples and cut them; small values of ``alpha`` give unequal sizes."""
+        shuffled = rng.permutation(len(labels))
+        for _ in self._tries(labels):
+            clients = _cut(shuffled, self._proportions(rng))
+            if min(map(len, clients)) >= FEWEST:
+                return clients
+        raise self._too_few(labels)
 
 
 class FeatureNoise(Artificial):
@@ -208,7 +192,7 @@ class FeatureNoise(Artificial):
     """
 
     kind: Literal["feature_noise"]
-    level: Annotated[float, Field(ge=0, le=1e6)]
+    level: float = Field(ge=0, le=1e6)
 
 
 class Writers(StrictOptions):
@@ -252,15 +236,8 @@ def assign(options: Artificial, labels: NDArray[np.int64]) -> Assignment:
 
     ``labels``, shape (n,), are the examples' classes in their published order.
     """
-    rng, number = np.random.default_rng(options.seed), options.num_clients
-    if isinstance(options, Dirichlet):
-        clients = dirichlet(labels, number, options.alpha, rng)
-    elif isinstance(options, Labels):
-        clients = labels_per_client(labels, number, options.labels_per_client, rng)
-    elif isinstance(options, Quantity):
-        clients = quantity(labels, number, options.alpha, rng)
-    else:
-        clients = iid(labels, number, rng)
+    number = options.num_clients
+    clients = options.divide(labels, np.random.default_rng(options.seed))
     empty = next((client for client, indices in enumerate(clients) if not len(indices)), None)
     if empty is not None:
         raise ConfigError(
