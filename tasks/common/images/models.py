@@ -54,7 +54,6 @@ def timm_model(architecture: str, facts: DataFacts) -> nn.Module:
     return cast("nn.Module", module.train())
 
 
-NAMES = ("opacus_cnn", "tfp_cnn", "tramer_cnn", *SCATTER_MODELS)
 _MNIST = (0.1307,), (0.3081,)
 # What divides the standard deviation of a standard normal that is cut off at two of its own.
 _CUT_OFF = 0.87962566103423978
@@ -134,34 +133,6 @@ def draw_he_normal(module: nn.Module) -> None:
                 nn.init.zeros_(layer.bias)
 
 
-def build_dp_model(name: str, groups: int | None, facts: DataFacts) -> nn.Module:
-    """Build a model of ``NAMES``.
-
-    Args:
-        name: Which one: "opacus_cnn" (ReLU, normalised by MNIST's published mean and deviation),
-            "tfp_cnn" (without activations, He's initialisation), "tramer_cnn" (tanh; of 28 or 32
-            pixels a side, these normalised as ImageNet), "scatter_linear" or "scatter_cnn".
-        groups: Of the last two: see ``scatter_model``.
-        facts: Gives the shape of inputs and the number of classes.
-    """
-    shape, classes = tuple(facts.input_shape), facts.num_classes
-    task = facts.variant.split("-")[0]
-    if name in SCATTER_MODELS:
-        takes = "scattering features (data prepare ... features=scattering)"
-        check_inputs(is_scattering(shape), task, name, takes, facts)
-        return scatter_model(name, (shape[0], shape[1], shape[2]), classes, groups)
-    if name == "tramer_cnn" and shape == (3, 32, 32):
-        return nn.Sequential(FixedNormalization(IMAGENET_MEAN, IMAGENET_STD), tanh_cnn(classes))
-    check_inputs(shape == (1, 28, 28), task, name, "images of shape (1, 28, 28)", facts)
-    if name == "tramer_cnn":
-        return strided_cnn(classes, 2, nn.Tanh)
-    if name == "opacus_cnn":
-        return nn.Sequential(FixedNormalization(*_MNIST), strided_cnn(classes, 3, nn.ReLU))
-    model = strided_cnn(classes, 3, nn.Identity)
-    draw_he_normal(model)
-    return model
-
-
 # fmt: off
 OfPixels = Literal[
     "lenet", "mcmahan_cnn", "opacus_cnn", "small_cnn", "softmax", "tfp_cnn", "timm", "tramer_cnn",
@@ -231,16 +202,37 @@ def lenet(channels: int, side: int, num_classes: int) -> nn.Module:
 
 
 def build(options: Options, facts: DataFacts) -> nn.Module:
-    """Build a model that gives logits of shape (n, num_classes)."""
-    if options.name in NAMES:
-        return build_dp_model(options.name, options.groups, facts)
+    """Build a model that gives logits of shape (n, num_classes).
+
+    "opacus_cnn" has ReLU and images normalised by MNIST's published mean and deviation; "tfp_cnn"
+    no activations, and He's initialisation; "tramer_cnn" has tanh, and takes 28 or 32 pixels a
+    side, these normalised as ImageNet.
+    """
     if options.architecture is not None:
         return timm_model(options.architecture, facts)
-    channels, side, _ = facts.input_shape
-    if options.name == "lenet":
-        return lenet(channels, side, facts.num_classes)
-    if options.name == "mcmahan_cnn":
-        return two_convolutions(channels, side, facts.num_classes, units=512)
-    if options.name == "small_cnn":
-        return small_cnn(facts.num_classes, channels)
-    return nn.Sequential(nn.Flatten(), nn.Linear(prod(facts.input_shape), facts.num_classes))
+    name, shape, classes = options.name, tuple(facts.input_shape), facts.num_classes
+    channels, side, _ = shape
+    task = facts.variant.split("-")[0]
+    if name in SCATTER_MODELS:
+        takes = "scattering features (data prepare ... features=scattering)"
+        check_inputs(is_scattering(shape), task, name, takes, facts)
+        return scatter_model(name, (channels, side, side), classes, options.groups)
+    if name == "tramer_cnn" and shape == (3, 32, 32):
+        return nn.Sequential(FixedNormalization(IMAGENET_MEAN, IMAGENET_STD), tanh_cnn(classes))
+    if name in ("opacus_cnn", "tfp_cnn", "tramer_cnn"):
+        check_inputs(shape == (1, 28, 28), task, name, "images of shape (1, 28, 28)", facts)
+    if name == "tramer_cnn":
+        return strided_cnn(classes, 2, nn.Tanh)
+    if name == "opacus_cnn":
+        return nn.Sequential(FixedNormalization(*_MNIST), strided_cnn(classes, 3, nn.ReLU))
+    if name == "tfp_cnn":
+        model = strided_cnn(classes, 3, nn.Identity)
+        draw_he_normal(model)
+        return model
+    if name == "lenet":
+        return lenet(channels, side, classes)
+    if name == "mcmahan_cnn":
+        return two_convolutions(channels, side, classes, units=512)
+    if name == "small_cnn":
+        return small_cnn(classes, channels)
+    return nn.Sequential(nn.Flatten(), nn.Linear(prod(shape), classes))
