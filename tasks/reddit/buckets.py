@@ -29,7 +29,7 @@ class Buckets:
     The files have no names and lie in ``folder``, one that cannot be written is a DataError.
     """
 
-    def __init__(self, folder: Path, number: int) -> None:
+    def __init__(self, folder: Path, number: int = 256) -> None:
         self._folder = folder
         self._number = number
         self._files: list[IO[bytes]] = []
@@ -81,9 +81,6 @@ class AuthorBuckets(Buckets):
     file at a time takes memory for one part in ``number`` of all comments (LEAF's month: about 12
     GB of text).
     """
-
-    def __init__(self, folder: Path, number: int = 256) -> None:
-        super().__init__(folder, number)
 
     def add(self, author: str, comment: Cleaned) -> None:
         """Take a comment in; a full disk is a DataError."""

@@ -55,7 +55,6 @@ class TokenCounter:
         self._most = most_in_memory
         self._counts: Counter[str] = Counter()
         self._runs: list[IO[str]] = []
-        self.num_tokens = 0
 
     def __enter__(self) -> TokenCounter:
         return self
