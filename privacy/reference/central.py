@@ -55,8 +55,7 @@ class Optimizer:
 
     def __init__(self, options: Any, length: int) -> None:
         self.options, self.steps = options, 0
-        self.first = torch.zeros(length, dtype=torch.float64)
-        self.second = torch.zeros(length, dtype=torch.float64)
+        self.first, self.second = torch.zeros(2, length, dtype=torch.float64)
         if options.name == "yogi":
             self.second += 1e-6
 

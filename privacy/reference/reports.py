@@ -76,8 +76,7 @@ class PrivUnit(LocalGaussian):
         for _ in range(100):
             middle = (low + high) / 2.0
             low, high = (middle, high) if self.mean(middle) > middle else (low, middle)
-        self.threshold = low
-        self.cap = self._share(low)
+        self.threshold, self.cap = low, self._share(low)
         # Along d a report has m + 6 deviations at most; z, whose part across d it has, makes two
         # draws, along d and along the move of d, of 5 deviations each.
         self.follows = 16.0 + math.sqrt(setting.length) * self.threshold

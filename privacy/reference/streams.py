@@ -30,5 +30,4 @@ def stream(seed: int, purpose: int, number: int = 0, client: int = 0) -> np.rand
 
 def torch_seed(seed: int, purpose: int, number: int, client: int) -> int:
     """Seed of torch's generator, which dropout draws from."""
-    key = _key(seed, purpose, number, client)
-    return int(key.generate_state(1, np.uint64)[0]) >> 1
+    return int(_key(seed, purpose, number, client).generate_state(1, np.uint64)[0]) >> 1
