@@ -186,11 +186,13 @@ LEFT_OUT = {"private_federated/ditto", "private/pld", "private/prv"}
 # Fewer rounds than the cases have. Every second round evaluates and saves; a tree restarts in the
 # fourth; and each of two reports alone would have a larger epsilon than an accountant knows.
 FOUR = {"private/tree", "private/privunit"}
+# Noise is given, not calibrated: accountants compute nothing on a device.
+NOISE = {"privacy__epsilon": None, "privacy__noise_multiplier": 1.0}
 FEW = {
     "federated": {"federated__num_rounds": 2},
-    "private_federated": {"federated__num_rounds": 2},
+    "private_federated": {"federated__num_rounds": 2, **NOISE},
     "central": {"central__num_epochs": 2},
-    "central_dp": {"central__num_epochs": 2},
+    "central_dp": {"central__num_epochs": 2, **NOISE},
 }
 
 
