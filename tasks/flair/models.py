@@ -112,19 +112,16 @@ def _last_block(module: nn.Module, head: str) -> str:
     total = _weights(module.named_parameters(), head)
     name, block = "", module
     while True:
-        children = [
-            (f"{name}.{child}".lstrip("."), layer) for child, layer in block.named_children()
-        ]
-        sizes = [
-            (_weights(layer.named_parameters(prefix=path), head), path, layer)
-            for path, layer in children
-        ]
-        last = [(size, path, layer) for size, path, layer in sizes if size]
-        if not last:
+        for child, layer in reversed(list(block.named_children())):
+            path = f"{name}.{child}".lstrip(".")
+            size = _weights(layer.named_parameters(prefix=path), head)
+            if size:
+                break
+        else:
             if not name:
                 raise ConfigError("model.train: 'last_block' needs a network with a block")
             return name
-        size, name, block = last[-1]
+        name, block = path, layer
         if size <= OPENED_ABOVE * total:
             return name
 

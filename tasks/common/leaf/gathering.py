@@ -40,7 +40,6 @@ class Gathering(SpooledExamples):
     def __init__(self, path: Path, fields: Mapping[str, FieldSpec]) -> None:
         super().__init__(path, fields)
         self._names: dict[str, list[str]] = {}  # of the splits, once partitioned
-        self._frozen = False
 
     def append(self, split: str, client_id: str, **arrays: Any) -> None:
         """Add examples of a user; the same user may come again.
@@ -55,7 +54,7 @@ class Gathering(SpooledExamples):
             DataError: As ``StoreWriter.append`` says, targets aside: they are checked when the
                 store is written.
         """
-        if self._frozen:
+        if self._names:
             raise ValueError(f"{self.path}: has been partitioned; gather everything before")
         self._append(split, client_id, arrays, None)
 
@@ -102,13 +101,12 @@ class Gathering(SpooledExamples):
                 data that are split as published.
         """
         self._check_order_field(order_by)
-        if not self._frozen:
+        if not self._names:
             try:
                 for spool in self._spools.values():
                     spool.freeze()
             except OSError as error:
                 raise self._cannot_write(error) from error
-            self._frozen = True
             self._names = {name: spool.forget_clients() for name, spool in self._spools.items()}
         plan = make_plan(self._names, self._sizes(), options, order_by, published_as)
         return Partition(self, plan)
