@@ -21,7 +21,6 @@ from tasks.common.sources import reading
 UBYTE, INT = 0x08, 0x0C
 DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 
-NUM_DIGITS = 10
 NUM_ROWS = 60_000
 CLASS_COLUMN, WRITER_COLUMN, NUM_COLUMNS = 0, 2, 8
 TRAIN_LABELS = "qmnist-train-labels-idx2-int"
@@ -105,7 +104,7 @@ def read_labels(path: Path) -> NDArray[np.int32]:
     """
     labels: NDArray[np.int32] = read_idx(path, INT, (NUM_ROWS, NUM_COLUMNS))
     classes, writers = labels[:, CLASS_COLUMN], labels[:, WRITER_COLUMN]
-    if classes.min() < 0 or classes.max() >= NUM_DIGITS or writers.min() < 0:
+    if classes.min() < 0 or classes.max() >= NUM_CLASSES or writers.min() < 0:
         raise DataError(
             f"{path}: column {CLASS_COLUMN} must be digits 0..9 and column {WRITER_COLUMN} "
             "writers from 0; the file is damaged: get it anew"

@@ -15,12 +15,11 @@ from pydantic import Field, model_validator
 
 from pfl_bench.data import new_folder
 from pfl_bench.types import Progress
+from tasks.common.fedscale.generating import SHARES
 from tasks.common.options import StrictOptions
 from tasks.common.sources import settings, write_mark
 from tasks.common.text.drawing import count_comments, draw_blocks
 
-# Of ten clients one is for val and two for test: whole clients, as in FedScale.
-SHARES = {"train": 0.7, "val": 0.1, "test": 0.2}
 SUBREDDITS = 5
 
 

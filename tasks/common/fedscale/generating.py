@@ -18,7 +18,7 @@ from tasks.common.options import StrictOptions
 from tasks.common.sources import settings, write_mark
 
 # Of ten clients one is for val and two for test: whole clients, as in FedScale.
-_SHARES = {"train": 0.7, "val": 0.1, "test": 0.2}
+SHARES = {"train": 0.7, "val": 0.1, "test": 0.2}
 # Spread of the logarithm of a client's samples: one client in forty has ten times the median.
 _SIZE_SPREAD = 1.2
 # Dirichlet: a client has few of the labels often, most of them hardly ever.
@@ -73,7 +73,7 @@ def write_layout(
     shapes, not OpenImage". See ``tasks`` for the rest.
     """
     sizes = client_sizes(options)
-    ends = np.rint(np.cumsum([_SHARES[split] for split in SPLITS]) * len(sizes)).astype(int)
+    ends = np.rint(np.cumsum([SHARES[split] for split in SPLITS]) * len(sizes)).astype(int)
     total, done = int(sizes.sum()), 0
     with new_folder(out, "samples") as folder:
         (folder / FOLDER).mkdir()
