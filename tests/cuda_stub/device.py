@@ -150,7 +150,8 @@ class StubDevice(TorchDispatchMode):
             result = _with_values(found, values, is_asked)
         if self.recording is not None:
             assert twin_rng is None, f"{packet} draws from a generator"
-            own, named, made = (_mapped(lambda x: _twin(x, None), x) for x in (args, kwargs, result))
+            given = args, kwargs, result
+            own, named, made = (_mapped(lambda x: _twin(x, None), part) for part in given)
             results = [leaf for leaf in _leaves(made) if isinstance(leaf, Tensor)]
             self.recording.append(_Call(func, own, named, results))
         for leaf in _leaves(result):
