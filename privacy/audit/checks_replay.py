@@ -91,6 +91,11 @@ def check_private_seed(evidence: Evidence, inputs: AuditInputs) -> Finding:
             seed == record.configured or bits < _LEAST_BITS,
             f"the seed in {where} has {bits} bits: other runs can share its noise",
         )
+    found.add(
+        record.recorded_nonce != record.nonce,
+        f"environment.json has the nonce {record.recorded_nonce!r:.80}, the configuration "
+        f"{record.nonce!r:.80}",
+    )
     unknown = _hold_parts(record, found)
     if unknown and not found.problems:
         raise IncompleteError("; ".join(unknown))

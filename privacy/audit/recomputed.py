@@ -166,9 +166,15 @@ def _clients(line: Json, metrics: Json, made: Round, allowed: Allowed) -> Iterat
         loss = math.fsum(one.loss for one in trained) / len(trained)
         off = (4.0 * relative + 1e-5) * abs(loss)
         yield from recorded_number("mean training loss", metrics, "train/loss", loss, off)
-    for what, name in (("examples seen", "num_examples"), ("local steps", "num_steps")):
-        total = sum(getattr(one, name) for one in trained)
-        yield from recorded_number(what, metrics, f"train/{name}", total)
+    everyone = [one.trained for one in made.contributions if one.trained is not None]
+    for what, key, name, of in (
+        ("examples seen", "train/num_examples", "num_examples", trained),
+        ("local steps", "train/num_steps", "num_steps", trained),
+        ("steps of all clients", "systems/steps", "num_steps", everyone),
+        ("examples of all steps", "systems/examples", "num_processed", everyone),
+    ):
+        total = sum(getattr(one, name) for one in of)
+        yield from recorded_number(what, metrics, key, total)
     if made.fraction is not None:
         share = _EXACT + near / max(1, len(made.users))
         key = "noisy_fraction_unclipped"

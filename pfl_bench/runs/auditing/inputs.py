@@ -137,6 +137,7 @@ def _read_seed(run: OpenedRun, saved: int | None) -> SeedRecord:
         values={where: value for where, value in values.items() if value is not None},
         configured=resolved.config.seed,
         nonce=nonce,
+        recorded_nonce=run.recorded("private_seed", "nonce"),
         parts=parts if isinstance(parts, Mapping) else None,
         engine=str(run.recorded("engine", "name") or ""),
         today=_parts_today(run),

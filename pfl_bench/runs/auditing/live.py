@@ -21,7 +21,7 @@ from pfl_bench.files import check_run_folder, read_json, read_metrics, read_text
 from pfl_bench.runs.audit import audit_run, read_claim
 from pfl_bench.runs.audit_file import LEDGER_FILE
 from pfl_bench.runs.auditing.inputs import METRICS_FILE
-from pfl_bench.runs.auditing.outcome import RIGHT, TRIALS
+from pfl_bench.runs.auditing.metrics_lines import RIGHT, TRIALS
 from pfl_bench.runs.stop import STOP_FILE, is_busy, request_stop
 from privacy.audit.inputs import as_number
 from privacy.empirical.step_bets import StepBets

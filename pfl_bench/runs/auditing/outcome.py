@@ -1,17 +1,16 @@
 """Compares what a run's summary says of its outcome with data and model: names and metrics.
 
 Guarantee: what names the run (row, task, data, seed, size) is compared with its configuration and
-the data as they are opened today; the best values, the selection, costs and divergence with
-``metrics.jsonl``; canaries with their file; the loss at the start with that of the model as it is
-built today; and the final metrics, and those of rounds of which a checkpoint has the model, with
-those of the model, where time allows; of each split once by a loop of the audit's own. Metrics of
-other rounds are the run's word alone. Seconds are recorded nowhere else, and published numbers are
-compared anew by whoever shows them.
+the data as they are opened today; what follows from ``metrics.jsonl`` with its lines, whose total
+costs are the sums of the costs before (``metrics_lines``); canaries with their file; the loss at
+the start with that of the model as it is built today; and the final metrics, and those of rounds of
+which a checkpoint has the model, with those of the model, where time allows; of each split once by
+a loop of the audit's own. Metrics of other rounds are the run's word alone. Seconds are recorded
+nowhere else, and published numbers are compared anew by whoever shows them.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -20,7 +19,6 @@ from typing import Any
 
 import torch
 
-from pfl_bench.client.costs import CostMeter, StepFlops
 from pfl_bench.config.row_differences import settings_digest
 from pfl_bench.config.yaml_text import read_yaml
 from pfl_bench.evaluation.evaluator import Evaluator, families_of
@@ -30,13 +28,13 @@ from pfl_bench.files import read_json, read_metrics, to_json_value
 from pfl_bench.metrics import MetricDirections, is_spread
 from pfl_bench.profiling import one_thread
 from pfl_bench.runs.auditing.inputs import METRICS_FILE
+from pfl_bench.runs.auditing.metrics_lines import problems_of_lines
 from pfl_bench.runs.auditing.opened import OpenedRun, initial_model
 from pfl_bench.runs.auditing.plain_evaluation import plain_metrics
 from pfl_bench.runs.checkpoint import load, load_latest, steps_saved
-from pfl_bench.runs.divergence import DivergenceWatch
-from pfl_bench.runs.published import best_over_rounds
-from pfl_bench.types import UserInputError, as_float
-from pfl_bench.types.results import CANARIES_IN_SUMMARY, STEP_NAMES
+from pfl_bench.runs.folder import SUMMARY_VERSION
+from pfl_bench.types import UserInputError
+from pfl_bench.types.results import CANARIES_IN_SUMMARY
 from privacy.audit.check import Check, Finding, conclude
 from privacy.audit.errors import IncompleteError, SkippedError
 from privacy.audit.inputs import as_number, json_equal
@@ -53,10 +51,6 @@ _TOLERANCE = 0.01
 _PARTS = 64
 # Older checkpoints whose models are evaluated again, at most.
 _OLDER = 2
-# Far beyond any cost: sums of more leave what a float holds.
-_ENDLESS = 1e100
-# Of each round, in metrics.jsonl: coins of canaries that are guessed right, and all.
-RIGHT, TRIALS = "canaries/right", "canaries/trials"
 _OF_DATA = ("variant", "checksum", "split_by", "extra", "num_users")
 
 
@@ -89,10 +83,10 @@ def check_outcome(
         stated = said.get(key)
         found.add(not json_equal(stated, own), f"{key} is {stated!r:.80}, but comes to {own!r:.80}")
     rows = read_metrics(run.folder / METRICS_FILE)
-    for key, own in _recorded(run, summary, saved, rows, directions).items() if rows else ():
-        is_other = not json_equal(summary.get(key), to_json_value(own))
-        found.add(is_other, f"{key} is not what {METRICS_FILE} comes to")
-    found.problems += _canary_problems(read_json(run.folder / "canaries.json") or {}, rows)
+    canaries = read_json(run.folder / "canaries.json") or {}
+    found.problems += problems_of_lines(
+        run.resolved.config.evaluation, _unit(run), summary, saved, canaries, rows, directions
+    )
     differing = [*_other_start(run, saved or {})]
     try:
         text, others = _metrics(run, summary, saved, rows, seconds)
@@ -127,6 +121,7 @@ def _named(
     facts = {key: value for key, value in facts.items() if key in wanted}
     canaries = read_json(run.folder / "canaries.json")
     named = {
+        "format_version": SUMMARY_VERSION,
         "name": config.name,
         "setting": config.setting,
         "task": run.resolved.tree["task"]["name"],
@@ -145,25 +140,6 @@ def _named(
     return named
 
 
-def _canary_problems(
-    canaries: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
-) -> Iterator[str]:
-    """Compare the trials of canaries with what the lines of metrics have of each round."""
-    trials = canaries.get("trials")
-    if not isinstance(trials, Mapping):
-        return
-    counts = {key: as_number(value) for key, value in trials.items()}
-    tossed = counts.get("num_in", math.nan) + counts.get("num_out", math.nan)
-    wrong = counts.get("misses", math.nan) + counts.get("false_alarms", math.nan)
-    for what, stated, name in (("right", tossed - wrong, RIGHT), ("all", tossed, TRIALS)):
-        own = sum(as_number(row.get(name)) for row in rows)
-        if stated != own:
-            yield (
-                f"canaries.json: {stated:g} guesses ({what}) follow from trials, but "
-                f"{METRICS_FILE} has {own:g} ({name})"
-            )
-
-
 def _total(run: OpenedRun) -> int | None:
     """Rounds or epochs that are configured; None where the setting has none."""
     config = run.resolved.config
@@ -173,52 +149,6 @@ def _total(run: OpenedRun) -> int | None:
 
 def _unit(run: OpenedRun) -> str:
     return "epoch" if run.resolved.config.central else "round"
-
-
-def _recorded(
-    run: OpenedRun,
-    summary: Mapping[str, Any],
-    saved: Mapping[str, Any] | None,
-    rows: Sequence[Mapping[str, Any]],
-    directions: MetricDirections,
-) -> dict[str, Any]:
-    """Members of a summary that follow from the lines of metrics, of which there are some.
-
-    The loss at the start is the newest checkpoint's, ``saved``; without one, the summary's.
-    """
-    options = run.resolved.config.evaluation
-    best = best_over_rounds(rows, options.splits, directions)
-    name = options.select_best or ""
-    chosen = best.get(name)
-    costs = CostMeter(StepFlops(0, 0), options.budgets, directions)
-    starts = ((saved or {}).get("divergence"), summary.get("diverged"))
-    start = next((one.get("start") for one in starts if isinstance(one, Mapping)), math.nan)
-    watch = DivergenceWatch(as_number(start), _unit(run))
-    for row in rows:
-        scalars = {
-            key: value for key, given in row.items() if (value := as_float(given)) is not None
-        }
-        costs.add({key: value for key, value in scalars.items() if abs(value) < _ENDLESS})
-        costs.watch(row["round"], scalars)
-        # Steps come first; where the training users are evaluated, they have names of their own.
-        steps = {key: value for key, value in scalars.items() if key.startswith("train/")}
-        if "train" in options.splits:
-            names = {"train/loss": STEP_NAMES["train/loss"]}
-            names["train/num_nonfinite"] = "train/num_nonfinite"
-            steps = {name: steps[own] for name, own in names.items() if own in steps}
-        watch.look(row["round"], steps)
-        watch.look(row["round"], scalars | {"train/num_nonfinite": 0.0})
-    stated = summary.get("metrics") or {}
-    watch.look(rows[-1]["round"], {key: float(value) for key, value in stated.items()})
-    return {
-        "best": best,
-        "selected": chosen and chosen["round"],
-        "selection": chosen
-        and {"metric": name, "value": chosen["value"], "index": chosen["round"]},
-        "systems": costs.totals,
-        "budgets": costs.budgets(),
-        "diverged": watch.found,
-    }
 
 
 def _other_start(run: OpenedRun, saved: Mapping[str, Any]) -> Iterator[str]:

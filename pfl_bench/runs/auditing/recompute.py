@@ -29,6 +29,7 @@ from privacy.audit import recomputed
 from privacy.audit.check import Check
 from privacy.audit.errors import SkippedError
 from privacy.audit.inputs import as_number
+from privacy.audit.recomputed_noise import recorded_number
 from privacy.audit.rounding import ROUNDING, Allowed
 from privacy.errors import LedgerError
 from privacy.ledger import read_ledger
@@ -248,6 +249,10 @@ class _Work:
                 )
                 return
             recomputed.carry_on(line, made, allowed)
+            if state.devices is not None:
+                now, clock = state.devices.now, "systems/total_simulated_seconds"
+                metrics = self._metrics.get(number, {})
+                found += recorded_number("simulated seconds", metrics, clock, now, 1e-9 * now)
             problems = [f"round {number}: {problem}" for problem in [*self._beyond(made), *found]]
             if recomputed.undecided(made, allowed.relative) and after and made.fraction is not None:
                 state.mechanism.bound = float(after["clip_norm"])

@@ -247,6 +247,15 @@ EDITS: dict[str, tuple[Edit, set[str]]] = {
         f"in the metrics: {name}": (metrics_edit(partial(put_as, name)), {"folder"})
         for name in ("train/sum_0", "systems/mean_norm", "val/update_norm", "time/raw_norm")
     },
+    "total costs": (metrics_edit(partial(put_as, "systems/total_bytes_up")), {"outcome"}),
+    "another format": (
+        json_edit("summary.json", lambda d: d.update(format_version=1.5)),
+        {"outcome"},
+    ),
+    "another nonce": (
+        json_edit("environment.json", lambda d: d["private_seed"].update(nonce="x")),
+        {"private_seed"},
+    ),
     "a norm for the loss at the start": (
         state_edit(lambda state: state["divergence"].update(start=7.5)),
         {"outcome"},

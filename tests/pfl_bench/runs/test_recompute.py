@@ -86,6 +86,17 @@ def test_a_forged_number_of_epochs_ends_at_once(mode: Mode, sound: Path, tmp_pat
     assert "does not say how many steps" in again(tmp_path / "run", mode).reasons[-1]
 
 
+@pytest.mark.parametrize("name", ["systems/steps", "systems/examples", "train/num_steps"])
+def test_other_work_of_clients_is_named(name: str, sound: Path, tmp_path: Path) -> None:
+    path = Path(shutil.copytree(sound, tmp_path / "run")) / "metrics.jsonl"
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    rows[2][name] += 1.0
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    (problem,) = again(tmp_path / "run").problems
+    assert problem.startswith("round 3: ")
+    assert f"{rows[2][name]} is recorded" in problem
+
+
 @pytest.mark.parametrize("across", [False, True])
 @pytest.mark.parametrize("most", [None, 1, 3, 50])
 @pytest.mark.parametrize("fraction", [None, 0.3])

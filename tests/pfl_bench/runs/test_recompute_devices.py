@@ -127,3 +127,13 @@ def test_other_devices_are_not_those_of_the_run(tmp_path: Path) -> None:
     done = again(folder)
     assert (done.rounds, done.problems) == ([], [])
     assert "the devices are not those that the run began with" in done.reasons[0]
+
+
+def test_another_clock_is_named(tmp_path: Path) -> None:
+    folder = make(tmp_path / "run", **SELECTED, **DEVICES)
+    path, name = folder / "metrics.jsonl", "systems/total_simulated_seconds"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows[1][name] += 1.0
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (problem,) = again(folder).problems
+    assert problem.startswith(f"round 2: simulated seconds: {rows[1][name]} is recorded, but")

@@ -1,0 +1,123 @@
+"""Compares summary and canaries with the lines of ``metrics.jsonl``, by records alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pfl_bench.client.costs import CostMeter, StepFlops
+from pfl_bench.config.sections import EvaluationOptions
+from pfl_bench.files import to_json_value
+from pfl_bench.metrics import MetricDirections
+from pfl_bench.runs.auditing.inputs import METRICS_FILE
+from pfl_bench.runs.divergence import DivergenceWatch
+from pfl_bench.runs.published import best_over_rounds
+from pfl_bench.types import as_float
+from pfl_bench.types.results import STEP_NAMES
+from privacy.audit.inputs import as_number, json_equal
+
+# Far beyond any cost: sums of more leave what a float holds.
+_ENDLESS = 1e100
+# Of each round, in metrics.jsonl: coins of canaries that are guessed right, and all.
+RIGHT, TRIALS = "canaries/right", "canaries/trials"
+
+
+def problems_of_lines(
+    options: EvaluationOptions,
+    unit: str,
+    summary: Mapping[str, Any],
+    saved: Mapping[str, Any] | None,
+    canaries: Mapping[str, Any],
+    rows: Sequence[Mapping[str, Any]],
+    directions: MetricDirections,
+) -> Iterator[str]:
+    """Members of summary and canaries that are not what the lines of metrics come to, in words.
+
+    ``unit`` is "round" or "epoch", ``saved`` the newest checkpoint; None without one.
+    """
+    if rows:
+        for key, own in _come_to(options, unit, summary, saved, rows, directions).items():
+            if not json_equal(summary.get(key), to_json_value(own)):
+                yield f"{key} is not what {METRICS_FILE} comes to"
+    yield from _other_totals(rows)
+    yield from _canary_problems(canaries, rows)
+
+
+def _come_to(
+    options: EvaluationOptions,
+    unit: str,
+    summary: Mapping[str, Any],
+    saved: Mapping[str, Any] | None,
+    rows: Sequence[Mapping[str, Any]],
+    directions: MetricDirections,
+) -> dict[str, Any]:
+    """Members of a summary that follow from the lines of metrics, of which there are some.
+
+    The loss at the start is the newest checkpoint's, ``saved``; without one, the summary's.
+    """
+    best = best_over_rounds(rows, options.splits, directions)
+    name = options.select_best or ""
+    chosen = best.get(name)
+    costs = CostMeter(StepFlops(0, 0), options.budgets, directions)
+    starts = ((saved or {}).get("divergence"), summary.get("diverged"))
+    start = next((one.get("start") for one in starts if isinstance(one, Mapping)), math.nan)
+    watch = DivergenceWatch(as_number(start), unit)
+    for row in rows:
+        scalars = _scalars(row)
+        costs.add({key: value for key, value in scalars.items() if abs(value) < _ENDLESS})
+        costs.watch(row["round"], scalars)
+        # Steps come first; where the training users are evaluated, they have names of their own.
+        steps = {key: value for key, value in scalars.items() if key.startswith("train/")}
+        if "train" in options.splits:
+            names = {"train/loss": STEP_NAMES["train/loss"]}
+            names["train/num_nonfinite"] = "train/num_nonfinite"
+            steps = {name: steps[own] for name, own in names.items() if own in steps}
+        watch.look(row["round"], steps)
+        watch.look(row["round"], scalars | {"train/num_nonfinite": 0.0})
+    stated = summary.get("metrics") or {}
+    watch.look(rows[-1]["round"], {key: float(value) for key, value in stated.items()})
+    return {
+        "best": best,
+        "selected": chosen and chosen["round"],
+        "selection": chosen
+        and {"metric": name, "value": chosen["value"], "index": chosen["round"]},
+        "systems": costs.totals,
+        "budgets": costs.budgets(),
+        "diverged": watch.found,
+    }
+
+
+def _scalars(row: Mapping[str, Any]) -> dict[str, float]:
+    return {key: value for key, given in row.items() if (value := as_float(given)) is not None}
+
+
+def _other_totals(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """The first line whose total costs are not the sums of the costs of all lines so far."""
+    costs = CostMeter(StepFlops(0, 0), ())
+    for row in rows:
+        scalars = _scalars(row)
+        own = costs.add({key: value for key, value in scalars.items() if abs(value) < _ENDLESS})
+        for key, cost in own.items():
+            if scalars.get(key, cost) != cost:
+                yield f"{METRICS_FILE}, {row['round']}: {key} is {scalars[key]!r}, not {cost!r}"
+                return
+
+
+def _canary_problems(
+    canaries: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
+) -> Iterator[str]:
+    """Compare the trials of canaries with what the lines of metrics have of each round."""
+    trials = canaries.get("trials")
+    if not isinstance(trials, Mapping):
+        return
+    counts = {key: as_number(value) for key, value in trials.items()}
+    tossed = counts.get("num_in", math.nan) + counts.get("num_out", math.nan)
+    wrong = counts.get("misses", math.nan) + counts.get("false_alarms", math.nan)
+    for what, stated, name in (("right", tossed - wrong, RIGHT), ("all", tossed, TRIALS)):
+        own = sum(as_number(row.get(name)) for row in rows)
+        if stated != own:
+            yield (
+                f"canaries.json: {stated:g} guesses ({what}) follow from trials, but "
+                f"{METRICS_FILE} has {own:g} ({name})"
+            )
