@@ -11,7 +11,6 @@ from pfl_bench.config.schema import RunConfig
 from pfl_bench.evaluation.fine_tuning import FineTuning
 from pfl_bench.evaluation.splits import (
     Measured,
-    evaluate,
     examples_at_once,
     measure,
     measured_names,
@@ -113,11 +112,10 @@ class Evaluator:
         self._beside.begin()
         scalars: dict[str, float] = {}
         for name in splits:
-            split = self._task.split(name)
-            metrics = self._metrics()
-            size = self._options.batch_size
-            found = evaluate(self._forward, split, metrics, size, personal=self._beside)
-            scalars |= {_personal(key): value for key, value in found.items()}
+            split, size = self._task.split(name), self._options.batch_size
+            found = measure(self._forward, split, self._metrics(), size, personal=self._beside)
+            named = found.result(split, is_personal=True)
+            scalars |= {_personal(key): value for key, value in named.items()}
         self._beside.end()
         return scalars
 

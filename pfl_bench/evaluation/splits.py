@@ -71,7 +71,16 @@ class Measured:
             self.first_client = other.first_client
 
     def result(self, split: FederatedSplit, is_personal: bool) -> dict[str, float]:
-        """Everything that was measured, by name."""
+        """Everything that was measured, by name.
+
+        Under "<split>/": each metric over all examples that were evaluated; for each value that
+        examples have on their own, such as accuracy, how it spreads over clients
+        (``per_client.over_clients``) and over the values of each column (``Stratum.scalars``), an
+        example weighing what its family says, such as its tokens; and "num_examples",
+        "num_clients" (that were evaluated on at least one), and with personal models
+        "num_clients_without_examples", which are left out of everything else. UserInputError if
+        nothing was evaluated, so that there is no mean.
+        """
         result: dict[str, float] = {}
         for metric in self.metrics:
             result |= metric.compute()
@@ -203,29 +212,6 @@ def measure(
     return taken.measured
 
 
-def evaluate(
-    forward: Forward,
-    split: FederatedSplit,
-    metrics: Sequence[Metric],
-    batch_size: int,
-    data_workers: int = 0,
-    strata: Strata | None = None,
-    personal: PersonalModels | None = None,
-) -> dict[str, float]:
-    """Evaluate on all examples of a split, with the arguments of ``measure``.
-
-    Gives under "<split>/": each metric over all examples that were evaluated; for each value that
-    examples have on their own, such as accuracy, how it spreads over clients
-    (``per_client.over_clients``) and over the values of each column (``Stratum.scalars``), an
-    example weighing what its family says, such as its tokens; and "num_examples", "num_clients"
-    (that were evaluated on at least one), and with personal models "num_clients_without_examples",
-    which are left out of everything else. UserInputError if nothing was evaluated, so that there is
-    no mean.
-    """
-    measured = measure(forward, split, metrics, batch_size, data_workers, strata, personal)
-    return measured.result(split, personal is not None)
-
-
 def _share(total: int, part: tuple[int, int]) -> list[int]:
     """Ends of a part's range among so many examples."""
     number, count = part
@@ -326,7 +312,7 @@ def measured_names(
     strata: Strata | None = None,
     is_personal: bool = False,
 ) -> tuple[str, ...]:
-    """Names of what ``evaluate`` gives, found out on one example and the model that is there.
+    """Names of what is measured of a split, found out on one example and the model as it is.
 
     Metrics and strata, empty accumulators, are not empty afterwards.
     """

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pfl_bench.evaluation.per_client import GroupSums, Values, mean_of, room, spread
+from pfl_bench.evaluation.per_client import GroupSums, Values, mean_of, spread
 from pfl_bench.types import ConfigError, DataError, HasColumns, Task
 
 # One integer an example of each stratum's column, for a range of a split's examples.
@@ -20,12 +21,13 @@ class Stratum:
 
     def __init__(self, column: str) -> None:
         self.column = column
+        # Of each value: its place in the families, its examples and its clients.
         self._slots: dict[int, int] = {}
+        self._examples: Counter[int] = Counter()
+        self._clients: Counter[int] = Counter()
         self._families: list[GroupSums] = []
-        self._examples: NDArray[np.int64] = np.zeros(0, np.int64)
-        self._clients: NDArray[np.int64] = np.zeros(0, np.int64)
-        self._last_client = -1
-        self._seen: set[int] = set()
+        # The values that the last client has had: it may go on in the next batch.
+        self._last: set[tuple[int, int]] = set()
 
     def add(
         self,
@@ -38,42 +40,25 @@ class Stratum:
         All have shape (n,). Clients ascend, and none is below those of the call before.
         """
         present, places = np.unique(numbers, return_inverse=True)
-        slots = np.array(
-            [self._slots.setdefault(int(value), len(self._slots)) for value in present], np.int64
-        )
-        groups = slots[places]
-        self._examples = room(self._examples, len(self._slots))
-        self._examples[slots] += np.bincount(places, minlength=len(present))
-        self._count_clients(groups, clients)
+        groups = self._places(present.tolist())[places]
+        self._examples.update(numbers.tolist())
+        pairs = set(zip(clients.tolist(), numbers.tolist(), strict=True))
+        self._clients.update(number for _, number in pairs - self._last)
+        self._last = {pair for pair in pairs | self._last if pair[0] == clients[-1]}
         if not self._families:
             self._families = [GroupSums() for _ in families]
         for sums, (values, weights) in zip(self._families, families, strict=True):
             sums.add(groups, values, weights)
 
-    def _count_clients(self, groups: NDArray[np.int64], clients: NDArray[np.int64]) -> None:
-        """Count each pair of client and value once, though a client may go on in the next batch."""
-        self._clients = room(self._clients, len(self._slots))
-        pairs = np.unique(np.stack([clients, groups], axis=1), axis=0)
-        if not len(pairs):
-            return
-        going_on = pairs[:, 0] == self._last_client
-        known = going_on & np.isin(pairs[:, 1], np.fromiter(self._seen, np.int64, len(self._seen)))
-        new = pairs[~known]
-        np.add.at(self._clients, new[:, 1], 1)
-        last = int(pairs[-1, 0])
-        if last != self._last_client:
-            self._seen = set()
-            self._last_client = last
-        self._seen.update(pairs[pairs[:, 0] == last, 1].tolist())
+    def _places(self, numbers: Iterable[int]) -> NDArray[np.int64]:
+        """Places of values of the column in the families, new ones behind the others."""
+        return np.array([self._slots.setdefault(n, len(self._slots)) for n in numbers], np.int64)
 
     def merge(self, other: Stratum) -> None:
         """Take in what another instance has seen of the same column, of other clients."""
-        numbers = list(other._slots)
-        places = np.array([self._slots.setdefault(n, len(self._slots)) for n in numbers], np.int64)
-        self._examples = room(self._examples, len(self._slots))
-        self._clients = room(self._clients, len(self._slots))
-        self._examples[places] += room(other._examples, len(numbers))[: len(numbers)]
-        self._clients[places] += room(other._clients, len(numbers))[: len(numbers)]
+        places = self._places(other._slots)
+        self._examples.update(other._examples)
+        self._clients.update(other._clients)
         if not self._families:
             self._families = [GroupSums() for _ in other._families]
         for sums, more in zip(self._families, other._families, strict=False):
@@ -104,7 +89,7 @@ class Stratum:
         means = {name: sums.means(name) for sums in self._families for name in sums.names}
         table: dict[str, dict[str, Any]] = {}
         for number, slot in sorted(self._slots.items()):
-            row = {"examples": int(self._examples[slot]), "clients": int(self._clients[slot])}
+            row = {"examples": self._examples[number], "clients": self._clients[number]}
             called = self._called(number, names)
             # Two numbers may be called alike; neither is to hide the other.
             key = called if called not in table else f"{called} ({number})"

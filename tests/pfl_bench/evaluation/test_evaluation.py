@@ -9,7 +9,7 @@ from sklearn.metrics import accuracy_score, log_loss
 from torch import nn
 
 from pfl_bench.client.forward import Forward
-from pfl_bench.evaluation.splits import evaluate
+from pfl_bench.evaluation.splits import measure
 from pfl_bench.federated.parts import build_task
 from pfl_bench.metrics.classification import Classification
 from pfl_bench.types import FederatedSplit, Task, UserInputError
@@ -32,10 +32,14 @@ def linear() -> nn.Module:
     return nn.Linear(64, 10)
 
 
+def evaluate(module: nn.Module, task: Task, split: FederatedSplit, size: int) -> dict[str, float]:
+    return measure(through(module, task), split, [Classification()], size).result(split, False)
+
+
 def test_metrics_agree_with_scikit_learn_and_with_each_client_alone() -> None:
     task, split = digits()
     module = linear()
-    result = evaluate(through(module, task), split, [Classification()], 32)
+    result = evaluate(module, task, split, 32)
     examples = split.read_range(0, split.num_examples)
     with torch.no_grad():
         logits = module(examples.inputs)
@@ -67,8 +71,8 @@ def test_metrics_agree_with_scikit_learn_and_with_each_client_alone() -> None:
 def test_the_batch_size_does_not_matter(batch_size: int) -> None:
     task, split = digits()
     module = linear()
-    reference = evaluate(through(module, task), split, [Classification()], 400)
-    other = evaluate(through(module, task), split, [Classification()], batch_size)
+    reference = evaluate(module, task, split, 400)
+    other = evaluate(module, task, split, batch_size)
     assert other == pytest.approx(reference, rel=1e-6)
 
 
@@ -100,5 +104,5 @@ def test_no_examples_is_an_error_not_a_number() -> None:
 def test_evaluation_leaves_the_mode_as_it_was() -> None:
     task, split = digits()
     module = linear().train()
-    evaluate(through(module, task), split, [Classification()], 64)
+    evaluate(module, task, split, 64)
     assert module.training

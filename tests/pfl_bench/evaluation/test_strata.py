@@ -24,7 +24,7 @@ from pfl_bench.evaluation.per_client import (
     over_clients,
     weighted_spread,
 )
-from pfl_bench.evaluation.splits import evaluate, measured_names
+from pfl_bench.evaluation.splits import measure, measured_names
 from pfl_bench.evaluation.strata import Strata, Stratum
 from pfl_bench.files import read_metrics
 from pfl_bench.runs.runner import run
@@ -102,7 +102,8 @@ def test_every_number_is_what_the_whole_columns_give(batch_size: int, data_worke
     data = Plays()
     forward, split, task = parts(data)
     strata = Strata(task, ["play"])
-    result = evaluate(forward, split, [Values()], batch_size, data_workers, strata)
+    measured = measure(forward, split, [Values()], batch_size, data_workers, strata)
+    result = measured.result(split, is_personal=False)
     values, weights = data.inputs[:, 0].numpy(), data.weights.numpy().astype(float)
     owners = np.repeat(np.arange(len(SIZES)), SIZES)
     counted = [user for user in range(len(SIZES)) if weights[owners == user].sum()]
@@ -167,7 +168,7 @@ def test_many_values_of_a_column_make_room_for_themselves() -> None:
     data = Plays()
     forward, split, task = parts(data)
     strata = Strata(task, ["line"])
-    evaluate(forward, split, [Values()], 4, 0, strata)
+    measure(forward, split, [Values()], 4, 0, strata)
     table = strata.tables()["line"]
     assert list(table) == [str(1000 * line) for line in range(19)]
     assert all(row["examples"] == row["clients"] == 1 for row in table.values())
@@ -203,9 +204,10 @@ def test_clients_are_evaluated_with_their_own_models_on_their_own_part(batch_siz
     forward, split = Forward(module, task, CPU), task
     data.weights[:] = 1
     strata = Strata(task, ["play"])
-    result = evaluate(
+    measured = measure(
         forward, split, [Values()], batch_size, strata=strata, personal=Shifted(module)
     )
+    result = measured.result(split, is_personal=True)
     owners = np.repeat(np.arange(len(SIZES)), SIZES)
     places = np.concatenate([np.arange(size) for size in SIZES])
     held = places % 2 == 1
