@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from pfl_bench.config.schema import RunConfig
 from pfl_bench.rng import Purpose, stream
-from pfl_bench.types import ConfigError, FederatedSplit, Task
+from pfl_bench.types import ConfigError, FederatedSplit, PersonalModels, Task
 
 
 class PersonalizedClients:
@@ -77,6 +77,11 @@ class PersonalizedModels:
 
     def __init__(self, clients: PersonalizedClients) -> None:
         self._clients = clients
+
+    @property
+    def personal(self) -> PersonalModels:
+        """Clients' own models, for a trainer that makes them: its own."""
+        return self
 
     def _put_model(self, place: int) -> None:
         """Put the model of the client at a place among ``clients`` into the working memory."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -55,7 +54,6 @@ def run_round(
     the central parameters move; past the budget nothing is drawn. ``step`` takes the central step
     along the released mean, shape (P,), of a round, and gives its rate.
     """
-    started = time.perf_counter()
     rounds, mechanism = run.rounds, run.rounds.mechanism
     rounds.check_round(index)  # the budget
 
@@ -82,7 +80,7 @@ def run_round(
         rate = step(release.mean_update, index)
     rounds.watch(index, release, run.central)
     run.watch.check(index)
-    scalars = {
+    return {
         "train/cohort_size": float(len(users)),
         "train/num_nonfinite": float(aggregate.num_nonfinite),
         "train/central_learning_rate": rate,
@@ -90,7 +88,6 @@ def run_round(
         **_scalars(run, index, release, counted, contributions),
         **rounds.scalars(release, num_clipped / max(1, contributions)),
     }
-    return scalars | {"time/round_seconds": time.perf_counter() - started}
 
 
 def _tell_algorithm(run: RoundParts, counted: RoundStatistics) -> None:

@@ -171,7 +171,9 @@ class _Run:
             try:
                 check_stop(self._folder.path, f"{trainer.unit} {index}")
                 with phase("training"):
+                    begun = time.perf_counter()
                     scalars = trainer.advance(index)
+                    scalars["time/round_seconds"] = time.perf_counter() - begun
             except WorkerError:
                 # The round has changed nothing yet: its sums come together before its release.
                 self._save(index - 1)

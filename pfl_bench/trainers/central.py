@@ -11,7 +11,6 @@ validator.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -142,7 +141,6 @@ class CentralTrainer(Trainer):
 
     def advance(self, index: int) -> dict[str, float]:
         """Run epoch ``index``, 1-based, and give its scalars; past the budget nothing is drawn."""
-        started = time.perf_counter()
         if self.plan is not None:
             self._check_budget(self.plan, index)
         rng = stream(self._batch_seed, Purpose.CENTRAL_BATCHES, index)
@@ -183,7 +181,6 @@ class CentralTrainer(Trainer):
                     f"epoch {index}: the gradients of {lost} examples were not finite and "
                     "contributed nothing; a lower central.learning_rate usually mends this"
                 )
-        scalars["time/round_seconds"] = time.perf_counter() - started
         return scalars
 
     def expected_work(self) -> ExpectedWork:

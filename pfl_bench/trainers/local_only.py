@@ -10,7 +10,6 @@ Source: Caldas et al. 2018 (LEAF), table 2 ("Local Models") and appendix B (each
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import repeat
@@ -30,7 +29,7 @@ from pfl_bench.evaluation.splits import measured_names
 from pfl_bench.federated.parts import RunParts
 from pfl_bench.metrics import build_metrics
 from pfl_bench.rng import Purpose, seed_torch, stream
-from pfl_bench.types import ConfigError, Examples, ExpectedWork, PersonalModels, Task, Trainer
+from pfl_bench.types import ConfigError, Examples, ExpectedWork, Task, Trainer
 
 # Chosen models that fit into so much are kept; larger ones are trained again when wanted.
 MAX_KEPT_BYTES = 64 * 2**20
@@ -95,11 +94,6 @@ class LocalTrainer(PersonalizedModels, Trainer):
             self._kept = self._initial.cpu().repeat(count, 1)
 
     @property
-    def personal(self) -> PersonalModels:
-        """Clients' own models: this trainer gives them."""
-        return self
-
-    @property
     def keeps_models(self) -> bool:
         """Whether chosen models are kept; else evaluation trains each client again."""
         return self._kept is not None
@@ -126,7 +120,6 @@ class LocalTrainer(PersonalizedModels, Trainer):
         "local/rate_<rate>" counts the clients that chose each so far; "local/val_loss" and
         "local/train_loss" are means over the round's clients that are judged on these examples.
         """
-        started = time.perf_counter()
         options = self._options
         first = (index - 1) * options.clients_per_round
         places = range(first, min(first + options.clients_per_round, len(self._rate)))
@@ -162,7 +155,6 @@ class LocalTrainer(PersonalizedModels, Trainer):
                 scalars[f"local/{judged_on}_loss"] = float(losses.nanmean())
         for number, rate in enumerate(options.learning_rates):
             scalars[f"local/rate_{rate:g}"] = float((self._rate == number).sum())
-        scalars["time/round_seconds"] = time.perf_counter() - started
         return scalars
 
     def _read(self, place: int) -> _Client:

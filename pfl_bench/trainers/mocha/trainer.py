@@ -14,7 +14,6 @@ Source: Smith et al. 2017, algorithm 1.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,7 +38,7 @@ from pfl_bench.trainers.mocha.dual import (
     mean_relationship,
     sigma_prime,
 )
-from pfl_bench.types import ConfigError, Examples, ExpectedWork, PersonalModels, Trainer
+from pfl_bench.types import ConfigError, Examples, ExpectedWork, Trainer
 
 MAX_CLIENTS = 5000
 RESCALINGS = 20
@@ -105,7 +104,6 @@ class MultitaskTrainer(PersonalizedModels, Trainer):
         The objective and the duality gap are of its end, before the relationship moves on, which it
         does after ``relationship_every`` rounds.
         """
-        started = time.perf_counter()
         options, count = self._options, len(self._clients.users)
         rng = stream(self._seed, Purpose.SAMPLING, index)
         taking_part = np.flatnonzero(rng.random(count) < options.participation)
@@ -129,7 +127,6 @@ class MultitaskTrainer(PersonalizedModels, Trainer):
         if options.relationship == "learned" and index % options.relationship_every == 0:
             self._set_relationship(learned_relationship(self._models, options.smoothing))
             scalars["multitask/rescaled"] = self._rescale()
-        scalars["time/round_seconds"] = time.perf_counter() - started
         return scalars
 
     def _flops(self, steps: float) -> float:
@@ -139,11 +136,6 @@ class MultitaskTrainer(PersonalizedModels, Trainer):
     def _bytes(self, clients: float) -> float:
         """That so many clients receive, or send."""
         return clients * self._sums.shape[1] * float(BYTES_PER_NUMBER)
-
-    @property
-    def personal(self) -> PersonalModels:
-        """Clients' own models: this trainer gives them."""
-        return self
 
     def expected_work(self) -> ExpectedWork:
         """The coordinate steps of the clients that take part, an example each."""
