@@ -60,35 +60,37 @@ class CanaryObservation:
 
 
 class ArrayScores:
-    """A score for each direction, shape (n,), which is all that is kept."""
+    """Arrays that are all that is kept, by name: "scores", one for each direction, shape (n,)."""
 
-    def __init__(self, options: CanaryOptions, scores: Array) -> None:
+    def __init__(self, options: CanaryOptions, **kept: Array) -> None:
         self._options = options
-        self._scores = scores
+        self._kept = kept
 
     def observe(self, seen: CanaryObservation) -> None:
         """Keep the newest cosine with the movement, or what a round adds to the scores."""
         if self._options.seen_access == "final":
-            self._scores = _cosines(seen.moved, seen.moved_norm)
+            self._kept["scores"] = _cosines(seen.moved, seen.moved_norm)
         else:
-            self._scores = self._after(seen)
+            self._kept["scores"] = self._after(seen)
 
     def _after(self, seen: CanaryObservation) -> Array:
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
-        """The scores; coins and directions come from their streams."""
-        return {"scores": torch.from_numpy(self._scores.copy())}
+        """What is kept; coins and directions come from their streams."""
+        return {name: torch.from_numpy(array.copy()) for name, array in self._kept.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the scores."""
-        shape = self._scores.shape
-        if set(state) != {"scores"} or tuple(state["scores"].shape) != shape:
+        """Restore what is kept."""
+        shapes = {name: array.shape for name, array in self._kept.items()}
+        if {name: tuple(saved.shape) for name, saved in state.items()} != shapes:
             raise PrivacyError(
-                "the saved canaries are not of this configuration: scores of shape "
-                f"{shape} is expected"
+                "the saved canaries are not of this configuration, which keeps arrays of the "
+                f"shapes {shapes}; resume with the configuration and the version that the run was "
+                "started with"
             )
-        self._scores = np.asarray(state["scores"].numpy(), dtype=np.float64).copy()
+        for name, saved in state.items():
+            self._kept[name] = np.asarray(saved.numpy(), dtype=np.float64).copy()
 
 
 def _cosines(products: Array, norm: float) -> Array:
@@ -104,21 +106,21 @@ class OneShotScores(ArrayScores):
 
     def __init__(self, options: CanaryOptions, num_parameters: int, num_held_out: int) -> None:
         start = 0.0 if options.seen_access == "final" else -np.inf
-        super().__init__(options, np.full(options.count + num_held_out, start))
+        super().__init__(options, scores=np.full(options.count + num_held_out, start))
         self._num_parameters = num_parameters
 
     def _after(self, seen: CanaryObservation) -> Array:
-        return np.maximum(self._scores, _cosines(seen.release, seen.release_norm))
+        return np.maximum(self._kept["scores"], _cosines(seen.release, seen.release_norm))
 
     def result(self, rounds: int, delta: float, compose: Compose) -> dict[str, Any]:
         """The laws of the cosines, and the epsilon of telling them apart."""
-        options = self._options
-        scores, held_out = self._scores[: options.count], self._scores[options.count :]
+        options, kept = self._options, self._kept["scores"]
+        scores, held_out = kept[: options.count], kept[options.count :]
         rests_on = [
             COINS,
             "cosines are normal, and a canary shifts its own without changing the spread",
         ]
-        if rounds == 0 or not self._scores.any():
+        if rounds == 0 or not kept.any():
             return nothing(rests_on)
         if options.seen_access == "final":
             rests_on.append("the null law is normal of variance 1/P")

@@ -7,11 +7,9 @@ Guarantee: none is claimed; each result says in words what its lower bound rests
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from privacy.empirical.canary_options import CanaryOptions
@@ -28,7 +26,6 @@ from privacy.empirical.gaussian_audit import Bools, gaussian_bound_of, independe
 from privacy.empirical.gaussian_dp import epsilon_of_mu
 from privacy.empirical.matched_sum import MatchedSum
 from privacy.empirical.one_run import Guesses, audit_scores, log_likelihood_ratio
-from privacy.errors import PrivacyError
 
 
 class OneRunScores(ArrayScores):
@@ -40,13 +37,13 @@ class OneRunScores(ArrayScores):
     def __init__(
         self, options: CanaryOptions, included: Bools, rate: float, noise_multiplier: float
     ) -> None:
-        super().__init__(options, np.zeros(options.count))
+        zeros = np.zeros(options.count)
+        super().__init__(options, scores=zeros, matched=zeros)
         self._included = included
         self._rate = rate
         self._noise = noise_multiplier
         self._sums: MatchedSum | None = None
         self._groups = np.zeros(options.count, dtype=np.int64)
-        self._matched = np.zeros(options.count)
 
     def match(self, sums: MatchedSum, groups: NDArray[np.int64]) -> None:
         """Keep matched sums of the run's mechanism and sampler too; the groups have shape (m,)."""
@@ -57,31 +54,31 @@ class OneRunScores(ArrayScores):
         super().observe(seen)
         if self._sums is not None:
             weights = self._sums.weights[self._groups, seen.round_number - 1]
-            self._matched = self._matched + weights * seen.release
+            self._kept["matched"] = self._kept["matched"] + weights * seen.release
 
     def _after(self, seen: CanaryObservation) -> Array:
         evidence = log_likelihood_ratio(seen.release, self._rate, self._noise)
-        return self._scores + np.where(seen.eligible, evidence, 0.0)
+        return self._kept["scores"] + np.where(seen.eligible, evidence, 0.0)
 
     def result(self, rounds: int, delta: float, compose: Compose) -> dict[str, Any]:
         """The better-founded bound, the refined one, and the scores."""
-        options, included = self._options, self._included
+        options, included, scores = self._options, self._included, self._kept["scores"]
         rests_on = [
             COINS,
             "a fair coin included each canary; guesses see the release alone; the number of "
             "guesses was chosen before the run, or each of a stated grid of numbers was tested at "
             "its part of the level",
         ]
-        if rounds == 0 or not np.isfinite(self._scores).all():
+        if rounds == 0 or not np.isfinite(scores).all():
             return nothing(rests_on)
         family = ComposedFamily(compose, rounds)
-        found = guess_bounds(self._scores, included, options, delta, family)
+        found = guess_bounds(scores, included, options, delta, family)
         if found["method"] == "one_run_f_dp":
             rests_on.append(
                 "the release is as private as so many rounds of the claimed mechanism at some "
                 "noise multiplier (f-DP); lower_bound_any_mechanism does without this"
             )
-        kept = {"scores": self._scores.tolist(), "included": included.tolist()}
+        kept = {"scores": scores.tolist(), "included": included.tolist()}
         found |= kept | {"rests_on": rests_on}
         return found if options.bound == "f_dp" else found | self._by_sums(rounds, delta, family)
 
@@ -99,7 +96,7 @@ class OneRunScores(ArrayScores):
         seen = deviations[self._groups] > 0.0
         kind, bound, noise = self._options.bound, 0.0, math.inf
         if seen.any():
-            scores = self._matched[seen] / deviations[self._groups[seen]]
+            scores = self._kept["matched"][seen] / deviations[self._groups[seen]]
             coins, level = self._included[seen], self._options.one_sided
             longest = float(lengths[np.unique(self._groups[seen])].max())
             if kind == "gaussian":
@@ -114,21 +111,6 @@ class OneRunScores(ArrayScores):
             "noise_multiplier_upper_bound": noise if math.isfinite(noise) else None,
             "rests_on": rests_on,
         }
-
-    def state_dict(self) -> dict[str, Any]:
-        """Both kinds of scores."""
-        return {**super().state_dict(), "matched": torch.from_numpy(self._matched.copy())}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore them."""
-        super().load_state_dict({key: state[key] for key in state if key != "matched"})
-        matched = state.get("matched")
-        if matched is None or tuple(matched.shape) != self._matched.shape:
-            raise PrivacyError(
-                f"the saved canaries have no matched sums of shape {self._matched.shape}; resume "
-                "with the configuration and the version that the run was started with"
-            )
-        self._matched = np.asarray(matched.numpy(), dtype=np.float64).copy()
 
 
 def guess_bounds(
