@@ -12,25 +12,23 @@ from math import ceil
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pfl_bench.simulation.devices.availability import Ids
 from pfl_bench.simulation.devices.devices import Fleet
-from pfl_bench.simulation.devices.timeline import Outcome, RoundTimeline, play_round
+from pfl_bench.simulation.devices.timeline import Outcome, RoundTimeline
 
 
 class VirtualClock:
     """Simulated time of a run: from round to round it moves on by what the rounds take.
 
-    For N wanted participants, ceil(overcommitment * N) are selected. A round ends at its deadline
-    at the latest, if it has one. Some user must be available at some time.
+    For N wanted participants, ceil(overcommitment * N) are selected. Some user must be available
+    at some time.
     """
 
-    def __init__(self, fleet: Fleet, overcommitment: float, deadline_s: float | None) -> None:
+    def __init__(self, fleet: Fleet, overcommitment: float) -> None:
         fleet.check_available()
         self._fleet = fleet
         self._overcommitment = overcommitment
-        self._deadline_s = deadline_s
         self._totals = dict.fromkeys(("lost", "stragglers", "waited_seconds"), 0.0)
         self.now = 0.0
 
@@ -46,23 +44,6 @@ class VirtualClock:
         """
         first = float(np.min(self._fleet.next_available(users, self.now), initial=np.inf))
         return self.now if first == np.inf else first
-
-    def play(
-        self,
-        users: Ids,
-        examples: NDArray[np.float64],
-        down_bytes: float,
-        up_bytes: float,
-        wanted: int,
-        start: float,
-    ) -> RoundTimeline:
-        """Play a round that begins at ``start`` by ``play_round``; the clock does not move.
-
-        Shapes and units as of ``play_round``.
-        """
-        return play_round(
-            self._fleet, users, examples, down_bytes, up_bytes, wanted, start, self._deadline_s
-        )
 
     def advance(self, timeline: RoundTimeline) -> None:
         """Move on to the end of a round that was played."""

@@ -89,7 +89,8 @@ class SimulatedParticipants(Participants):
         # By the seed of the configuration: runs that differ in their training share devices.
         rng = stream(resolved.config.seed, Purpose.DEVICES)
         self._fleet = devices.assign(split.num_users, rng)
-        self._clock = VirtualClock(self._fleet, systems.overcommitment, systems.deadline_s)
+        self._clock = VirtualClock(self._fleet, systems.overcommitment)
+        self._deadline_s = systems.deadline_s
         self._wanted = options.cohort_size
         self._sizes = np.diff(split.offsets)
         self._work = examples_processed(self._sizes, local)
@@ -136,10 +137,14 @@ class SimulatedParticipants(Participants):
             allowed = allowed[there]
         number = self._clock.num_selected(self._wanted)
         users = self._checked(self.selector.select(allowed, number, index, rng), allowed, number)
-        self._timeline = self._clock.play(
-            users, self._work[users], self._bytes_down, self._bytes_up, self._wanted, start
-        )
+        self._timeline = self._play(users, self._wanted, start, self._deadline_s)
         return self._timeline.counted
+
+    def _play(
+        self, users: Ids, wanted: int, start: float, deadline_s: float | None = None
+    ) -> RoundTimeline:
+        costs = (self._work[users], self._bytes_down, self._bytes_up)
+        return play_round(self._fleet, users, *costs, wanted, start, deadline_s)
 
     def finish(self, index: int, users: Ids, counted: RoundStatistics) -> dict[str, float]:
         """Move the clock on, tell the selection, and keep the timeline of a first round."""
@@ -175,9 +180,7 @@ class SimulatedParticipants(Participants):
         self.selector.load_state_dict(state["selection"])
 
     def _expected_seconds(self) -> NDArray[np.float64]:
-        everybody = np.arange(len(self._fleet))
-        costs = (self._work, self._bytes_down, self._bytes_up)
-        times = play_round(self._fleet, everybody, *costs, wanted=0, start=0.0)
+        times = self._play(np.arange(len(self._fleet)), wanted=0, start=0.0)
         return times.download_s + times.compute_s + times.upload_s
 
     def _checked(self, selected: object, candidates: Ids, number: int) -> Ids:
@@ -231,8 +234,7 @@ def _check_deadline(deadline_s: float | None, seconds: NDArray[np.float64]) -> N
 
 def digest_of(devices: Devices) -> str:
     """SHA-256 of devices' content."""
-    slots, digest = devices.availability, hashlib.sha256()
-    columns: list[NDArray[Any]] = [devices.latency_ms, devices.bandwidth_kbps, slots.offsets]
-    for column in [*columns, slots.start, slots.end, np.array([slots.period_s])]:
+    digest, period = hashlib.sha256(), np.array([devices.availability.period_s])
+    for column in [*devices.columns.values(), period]:
         digest.update(np.ascontiguousarray(column).data)
     return f"sha256:{digest.hexdigest()}"

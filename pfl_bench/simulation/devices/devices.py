@@ -17,6 +17,12 @@ Column = NDArray[np.float32]
 
 _PERCENTILES = (5, 50, 95)
 _MINUTE_S, _HALF_HOUR_S = 60, 1800
+COLUMNS: dict[str, type[np.generic]] = {
+    **dict.fromkeys(("latency_ms", "bandwidth_kbps"), np.float32),
+    "slot_offsets": np.int64,
+    **dict.fromkeys(("slot_start", "slot_end"), np.int32),
+}
+"""The columns of devices, as files name them, and their types."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,22 +43,21 @@ class Devices:
     source: str
     is_generated: bool
 
+    @property
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """The arrays, by the names in ``COLUMNS`` and in their order; shapes as of each."""
+        slots = self.availability
+        arrays = (self.latency_ms, self.bandwidth_kbps, slots.offsets, slots.start, slots.end)
+        return dict(zip(COLUMNS, arrays, strict=True))
+
     def check(self) -> None:
         """Hold the columns against what is said of them; raises ValueError.
 
         A slot out of place would make rounds that hang.
         """
-        slots = self.availability
-        columns: dict[str, tuple[NDArray[Any], type]] = {
-            "latency_ms": (self.latency_ms, np.float32),
-            "bandwidth_kbps": (self.bandwidth_kbps, np.float32),
-            "slot_offsets": (slots.offsets, np.int64),
-            "slot_start": (slots.start, np.int32),
-            "slot_end": (slots.end, np.int32),
-        }
-        for name, (column, kind) in columns.items():
-            if column.dtype != kind or column.ndim != 1:
-                wanted = np.dtype(kind)
+        for name, column in self.columns.items():
+            wanted = np.dtype(COLUMNS[name])
+            if column.dtype != wanted or column.ndim != 1:
                 raise ValueError(f"column {name!r} is {column.dtype}, not a column of {wanted}")
         if not len(self.latency_ms) or len(self.latency_ms) != len(self.bandwidth_kbps):
             raise ValueError(
@@ -61,7 +66,7 @@ class Devices:
         for capacity in (self.latency_ms, self.bandwidth_kbps):
             if not (np.isfinite(capacity) & (capacity > 0)).all():
                 raise ValueError("a capacity is not a finite number above 0")
-        slots.check()
+        self.availability.check()
 
     def assign(self, num_users: int, rng: np.random.Generator) -> Fleet:
         """Give each user a device.

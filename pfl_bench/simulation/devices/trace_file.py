@@ -10,18 +10,18 @@ import io
 import json
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from pfl_bench.files import parse_json, read_npz, write_atomically
 from pfl_bench.simulation.devices.availability import Availability
-from pfl_bench.simulation.devices.devices import Devices
+from pfl_bench.simulation.devices.devices import COLUMNS, Devices
 from pfl_bench.types import DataError
 
 FORMAT = "pfl-bench devices 1"
 # Where a run keeps some of its devices.
 DEVICES = "devices.npz"
-_COLUMNS = ("latency_ms", "bandwidth_kbps", "slot_offsets", "slot_start", "slot_end")
 
 
 def check_target(path: Path) -> None:
@@ -44,23 +44,15 @@ def _is_ours(path: Path) -> bool:
 
 def write_trace_file(path: Path, devices: Devices) -> None:
     """Write devices to a file, whole or not at all."""
-    slots = devices.availability
     about = {
         "format": FORMAT,
-        "period_s": slots.period_s,
+        "period_s": devices.availability.period_s,
         "source": devices.source,
         "is_generated": devices.is_generated,
     }
     buffer = io.BytesIO()
-    np.savez(
-        buffer,
-        about=np.array(json.dumps(about)),
-        latency_ms=devices.latency_ms,
-        bandwidth_kbps=devices.bandwidth_kbps,
-        slot_offsets=slots.offsets,
-        slot_start=slots.start,
-        slot_end=slots.end,
-    )
+    arrays: Any = {"about": np.array(json.dumps(about)), **devices.columns}
+    np.savez(buffer, **arrays)
     write_atomically(path, buffer.getvalue())
 
 
@@ -71,23 +63,14 @@ def read_trace_file(path: Path) -> Devices:
             f"{path}: no such file; `pfl-bench data traces SOURCE --out {path}` writes one"
         )
     try:
-        columns = read_npz(path, ("about", *_COLUMNS))
+        columns = read_npz(path, ("about", *COLUMNS))
         about = parse_json(str(columns["about"]))
         if about["format"] != FORMAT:
             raise ValueError(f"its format is {about['format']!r:.80}, not {FORMAT!r}")
-        availability = Availability(
-            int(about["period_s"]),
-            columns["slot_offsets"],
-            columns["slot_start"],
-            columns["slot_end"],
-        )
-        devices = Devices(
-            columns["latency_ms"],
-            columns["bandwidth_kbps"],
-            availability,
-            str(about["source"]),
-            bool(about["is_generated"]),
-        )
+        latency, bandwidth, *slots = (columns[name] for name in COLUMNS)
+        availability = Availability(int(about["period_s"]), *slots)
+        source, is_generated = str(about["source"]), bool(about["is_generated"])
+        devices = Devices(latency, bandwidth, availability, source, is_generated)
         devices.check()
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error})") from None

@@ -261,18 +261,19 @@ def test_plain_data_restore_a_timeline() -> None:
 def test_the_ceiling_is_not_fooled_by_rounding(
     overcommitment: float, wanted: int, selected: int
 ) -> None:
-    clock = VirtualClock(make_fleet([1.0] * 200, [1.0] * 200), overcommitment, None)
+    clock = VirtualClock(make_fleet([1.0] * 200, [1.0] * 200), overcommitment)
     assert clock.num_selected(wanted) == selected
 
 
 def test_the_clock_moves_on_to_the_next_who_is_available() -> None:
     flags = [[second == 30 for second in range(PERIOD)], [second == 25 for second in range(PERIOD)]]
-    clock = VirtualClock(make_fleet([1.0, 1.0], [1.0, 1.0], slots_of(flags)), 1.3, None)
+    fleet = make_fleet([1.0, 1.0], [1.0, 1.0], slots_of(flags))
+    clock = VirtualClock(fleet, 1.3)
     clock.now = 32.0
     assert clock.next_start(np.array([0, 1])) == 65.0
     assert clock.next_start(np.array([0])) == 70.0
     assert clock.now == 32.0
-    timeline = clock.play(np.array([1]), np.zeros(1), 0.0, 0.0, 1, 65.0)
+    timeline = play_round(fleet, np.array([1]), np.zeros(1), 0.0, 0.0, 1, 65.0)
     clock.advance(timeline)
     assert clock.now == 65.0
     assert clock.scalars(timeline)["systems/total_waited_seconds"] == 33.0
@@ -281,14 +282,14 @@ def test_the_clock_moves_on_to_the_next_who_is_available() -> None:
 
 def test_there_is_no_waiting_for_those_who_never_come() -> None:
     slots = slots_of([[False] * PERIOD, [True] * PERIOD])
-    clock = VirtualClock(make_fleet([1.0, 1.0], [1.0, 1.0], slots), 1.3, None)
+    clock = VirtualClock(make_fleet([1.0, 1.0], [1.0, 1.0], slots), 1.3)
     assert clock.next_start(np.array([0])) == 0.0
     assert clock.next_start(np.zeros(0, np.int64)) == 0.0
 
 
 def test_a_period_without_anybody_is_an_error() -> None:
     with pytest.raises(DataError, match="none of the 1 users is available"):
-        VirtualClock(make_fleet([1.0], [1.0], slots_of([[False] * PERIOD])), 1.3, None)
+        VirtualClock(make_fleet([1.0], [1.0], slots_of([[False] * PERIOD])), 1.3)
 
 
 def test_a_restored_clock_goes_on_alike() -> None:
@@ -298,15 +299,16 @@ def test_a_restored_clock_goes_on_alike() -> None:
         scalars = []
         for index in range(number):
             users = np.sort(np.random.default_rng(index).permutation(3)[: clock.num_selected(2)])
-            timeline = clock.play(users, np.full(len(users), 100.0), 250.0, 250.0, 2, clock.now)
+            work = np.full(len(users), 100.0)
+            timeline = play_round(fleet, users, work, 250.0, 250.0, 2, clock.now, 3.0)
             clock.advance(timeline)
             scalars.append(clock.scalars(timeline))
         return scalars
 
-    whole, half = VirtualClock(fleet, 1.3, 3.0), VirtualClock(fleet, 1.3, 3.0)
+    whole, half = VirtualClock(fleet, 1.3), VirtualClock(fleet, 1.3)
     expected = advance(whole, 3) + advance(whole, 3)
     before = advance(half, 3)
-    resumed = VirtualClock(fleet, 1.3, 3.0)
+    resumed = VirtualClock(fleet, 1.3)
     resumed.load_state_dict(json.loads(json.dumps(half.state_dict())))
     assert before + advance(resumed, 3) == expected
     last = expected[-1]

@@ -19,7 +19,7 @@ from pfl_bench.report.systems import clock_panel, device_panels, timeline_panel
 from pfl_bench.simulation.device_sources import generated
 from pfl_bench.simulation.devices.clock import VirtualClock
 from pfl_bench.simulation.devices.devices import Devices, Fleet
-from pfl_bench.simulation.devices.timeline import Outcome
+from pfl_bench.simulation.devices.timeline import Outcome, play_round
 from pfl_bench.simulation.devices.trace_file import read_trace_file, write_trace_file
 from pfl_bench.simulation.devices.work import examples_processed
 from tests.helpers import make_config, parts_of
@@ -28,12 +28,19 @@ CPU = torch.device("cpu")
 
 
 def play(
-    clock: VirtualClock, fleet: Fleet, wanted: int, work: float, size: float, seed: int
+    clock: VirtualClock,
+    fleet: Fleet,
+    wanted: int,
+    work: float,
+    size: float,
+    seed: int,
+    deadline_s: float | None = None,
 ) -> Any:
     """A round of some of those who are available, without a selection."""
     there = np.flatnonzero(fleet.available(np.arange(len(fleet)), clock.now))
     users = np.random.default_rng(seed).permutation(there)[: clock.num_selected(wanted)]
-    timeline = clock.play(users, np.full(len(users), work), size, size, wanted, clock.now)
+    works = np.full(len(users), work)
+    timeline = play_round(fleet, users, works, size, size, wanted, clock.now, deadline_s)
     clock.advance(timeline)
     return timeline
 
@@ -71,7 +78,7 @@ def test_work_is_what_clients_really_process(changes: dict[str, Any]) -> None:
 def test_a_large_round_is_played_in_a_moment(devices: Devices) -> None:
     """See docs for the real sizes; here 60,000 users and 2,000 participants, generous limits."""
     fleet = devices.assign(60_000, np.random.default_rng(0))
-    clock = VirtualClock(fleet, 1.3, None)
+    clock = VirtualClock(fleet, 1.3)
     started = time.perf_counter()
     for index in range(5):
         timeline = play(clock, fleet, 2000, 100.0, 1e5, index)
@@ -89,8 +96,9 @@ def test_rounds_do_not_depend_on_the_process(devices: Devices, tmp_path: Path) -
 
     def rounds(source: Devices) -> list[dict[str, float]]:
         fleet = source.assign(500, np.random.default_rng(3))
-        clock = VirtualClock(fleet, 1.3, 120.0)
-        return [clock.scalars(play(clock, fleet, 10, 50.0, 1e6, index)) for index in range(4)]
+        clock = VirtualClock(fleet, 1.3)
+        played = (play(clock, fleet, 10, 50.0, 1e6, index, 120.0) for index in range(4))
+        return [clock.scalars(timeline) for timeline in played]
 
     assert rounds(devices) == rounds(again)
 
@@ -118,7 +126,7 @@ def test_pictures_of_devices_say_that_they_are_generated(devices: Devices) -> No
 
 def test_a_timeline_shows_every_participant(devices: Devices) -> None:
     fleet = devices.assign(3000, np.random.default_rng(0))
-    timeline = play(VirtualClock(fleet, 1.3, None), fleet, 20, 640.0, 9e6, 1)
+    timeline = play(VirtualClock(fleet, 1.3), fleet, 20, 640.0, 9e6, 1)
     panel = timeline_panel("t", "round 1", timeline, is_generated=True)
     assert panel.title == "round 1 (generated devices)"
     words = re.findall(r">\s*(straggler|lost)\s*<", panel.svg)
