@@ -59,7 +59,8 @@ def assemble(
     """Write a whole store from frozen spools to a new file, in blocks, and synchronise it."""
     splits = ordered_splits(spools)
     arrays = [array for name in splits for array in _arrays(name, spools[name], fields)]
-    arrays.extend(array for name in sorted(names) for array in _name_arrays(name, names[name]))
+    for name in sorted(names):
+        arrays += _texts(NAMES, name, names[name], np.arange(len(names[name])))
     announced = {
         name: {"dtype": spec.dtype, "shape": list(spec.shape), "ragged": spec.ragged}
         for name, spec in fields.items()
@@ -115,10 +116,7 @@ def _arrays(split: str, spool: Spool, fields: Mapping[str, FieldSpec]) -> Iterat
     ranks[order] = np.arange(len(order))
     segments = spool.segment_order(ranks)
     yield _bounds(split, "offsets", len(order), [spool.examples_per_client()[order]])
-    sizes = np.array([len(client_id.encode()) for client_id in arrived], dtype=np.int64)[order]
-    yield _bounds(split, offsets_name(CLIENT_IDS), len(order), [sizes])
-    text = _text_blocks(arrived, order)
-    yield _Array(split, CLIENT_IDS, np.dtype("u1"), (int(sizes.sum()),), text)
+    yield from _texts(split, CLIENT_IDS, arrived, order)
     for field, spec in fields.items():
         if spec.ragged:
             name = offsets_name(field)
@@ -128,11 +126,14 @@ def _arrays(split: str, spool: Spool, fields: Mapping[str, FieldSpec]) -> Iterat
         yield _Array(split, field, spec.numpy_dtype, shape, spool.gather(field, segments))
 
 
-def _name_arrays(name: str, values: Sequence[str]) -> Iterator[_Array]:
-    sizes = np.array([len(value.encode()) for value in values], dtype=np.int64)
-    yield _bounds(NAMES, offsets_name(name), len(values), [sizes])
-    text = _text_blocks(values, np.arange(len(values), dtype=np.int64))
-    yield _Array(NAMES, name, np.dtype("u1"), (int(sizes.sum()),), text)
+def _texts(
+    group: str, name: str, texts: Sequence[str], order: NDArray[np.int64]
+) -> Iterator[_Array]:
+    """Texts in an order, shape (n,), one after another, and where each begins."""
+    sizes = np.array([len(text.encode()) for text in texts], dtype=np.int64)[order]
+    yield _bounds(group, offsets_name(name), len(order), [sizes])
+    text = _text_blocks(texts, order)
+    yield _Array(group, name, np.dtype("u1"), (int(sizes.sum()),), text)
 
 
 def _bounds(split: str, name: str, parts: int, sizes: Iterable[NDArray[np.int64]]) -> _Array:

@@ -61,24 +61,17 @@ class Column:
         if self._position is None:
             self._read_through_hdf5(rows, start, stop)
             return rows
-        descriptor = self._descriptor.number
-        position = self._position + start * self.row_bytes
+        rest, position = rows.data.cast("B"), self._position + start * self.row_bytes
         try:
-            got = os.preadv(descriptor, (rows,), position)  # type: ignore[arg-type]
-            if got != rows.nbytes:
-                self._read_rest(rows, got, position)
+            # One call reads at most 2 GiB, and less when a signal or a network file system says so.
+            while rest:
+                got = os.preadv(self._descriptor.number, (rest,), position)  # type: ignore[arg-type]
+                if got == 0:
+                    raise OSError(f"the file ends at byte {position}")
+                rest, position = rest[got:], position + got
         except OSError as error:
             raise self._failure(error) from error
         return rows
-
-    def _read_rest(self, rows: NDArray[Any], got: int, position: int) -> None:
-        # One call reads at most 2 GiB, and less when a signal or a network file system says so.
-        flat = rows.reshape(-1).view(np.uint8)
-        while got < flat.size:
-            more = os.preadv(self._descriptor.number, (flat[got:],), position + got)  # type: ignore[arg-type]
-            if more == 0:
-                raise OSError(f"the file ends at byte {position + got}")
-            got += more
 
     def _read_through_hdf5(self, rows: NDArray[Any], start: int, stop: int) -> None:
         if not self._dataset:
