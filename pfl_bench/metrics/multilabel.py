@@ -139,7 +139,9 @@ class MultiLabel:
         if self._scores.num_rows == 0:
             raise UserInputError("multi-label metrics over zero examples are undefined")
         counts = count_classes(self._scores, THRESHOLDS)
-        by_threshold = _average_precision_200(counts)
+        # Each class's average precision at 200 thresholds, shape (K,).
+        by_threshold = _binned(counts.hits, counts.predicted, counts.num_positives[:, None])
+        by_threshold = np.where(counts.finite, by_threshold, np.nan)
         result = _averages(counts, by_threshold)
         if counts.finite.all():
             result["o_ap"] = overall_average_precision(self._scores)
@@ -177,12 +179,6 @@ def _averages(counts: ClassCounts, average_precision_200: NDArray[np.float64]) -
         "o_r": o_r,
         "o_f1": _harmonic_mean(o_p, o_r),
     }
-
-
-def _average_precision_200(counts: ClassCounts) -> NDArray[np.float64]:
-    """Each class's average precision at 200 thresholds, shape (K,); NaN where not finite."""
-    value = _binned(counts.hits, counts.predicted, counts.num_positives[:, None])
-    return np.where(counts.finite, value, np.nan)
 
 
 def _binned(
