@@ -11,8 +11,7 @@ If a group's mean is not finite, neither spread nor percentiles are defined: the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,18 +38,14 @@ class GroupSums:
 
         All have shape (n,). Weights are at least 0; what weighs 0 is left out, whatever its values.
         """
-        if len(groups):
-            self._num_groups = max(self._num_groups, int(groups.max()) + 1)
+        self._make_room(groups, values)
         counted = weights > 0
         # Groups of a batch are few: summed among themselves, then added where they belong.
         present, places = np.unique(groups[counted], return_inverse=True)
-        self._weights = room(self._weights, self._num_groups)
         self._weights[present] += np.bincount(places, weights[counted], len(present))
         for name, column in values.items():
-            sums = room(self._sums.get(name, np.zeros(0)), self._num_groups)
             weighted = column[counted] * weights[counted]
-            sums[present] += np.bincount(places, weighted, len(present))
-            self._sums[name] = sums
+            self._sums[name][present] += np.bincount(places, weighted, len(present))
 
     def merge(self, other: GroupSums, places: NDArray[np.int64] | None = None) -> None:
         """Take in what another instance has summed, of groups that are ``places``, shape (G,).
@@ -58,14 +53,17 @@ class GroupSums:
         None stands for the same groups.
         """
         groups = np.arange(other._num_groups) if places is None else places
-        if len(groups):
-            self._num_groups = max(self._num_groups, int(groups.max()) + 1)
-        self._weights = room(self._weights, self._num_groups)
+        self._make_room(groups, other._sums)
         self._weights[groups] += other.weights
         for name, column in other._sums.items():
-            sums = room(self._sums.get(name, np.zeros(0)), self._num_groups)
-            sums[groups] += room(column, other._num_groups)[: other._num_groups]
-            self._sums[name] = sums
+            self._sums[name][groups] += column[: other._num_groups]
+
+    def _make_room(self, groups: NDArray[np.int64], names: Iterable[str]) -> None:
+        """Make room for groups, shape (n,), in the weights and in the sums of some names."""
+        self._num_groups = max(self._num_groups, int(groups.max(initial=-1)) + 1)
+        self._weights = _room(self._weights, self._num_groups)
+        for name in names:
+            self._sums[name] = _room(self._sums.get(name, np.zeros(0)), self._num_groups)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -81,8 +79,7 @@ class GroupSums:
         """Weighted mean of a value in each group, shape (G,); NaN where there is no weight."""
         weights = self.weights
         result: NDArray[np.float64] = np.full(len(weights), np.nan)
-        sums = self._sums[name][: len(weights)]
-        np.divide(sums, weights, out=result, where=weights > 0)
+        np.divide(self._sums[name][: len(weights)], weights, out=result, where=weights > 0)
         return result
 
 
@@ -142,11 +139,11 @@ def _undefined() -> dict[str, float]:
     return dict.fromkeys(["sd", *(f"p{p}" for p in PERCENTILES)], float("nan"))
 
 
-def room(array: NDArray[Any], size: int) -> NDArray[Any]:
+def _room(array: NDArray[np.float64], size: int) -> NDArray[np.float64]:
     """The array, of shape (n,), or a copy with zeros behind it: at least ``size`` elements."""
     if len(array) >= size:
         return array
     # Growing by a factor keeps the copying linear in the end.
-    grown = np.zeros(max(size, 2 * len(array)), array.dtype)
+    grown = np.zeros(max(size, 2 * len(array)))
     grown[: len(array)] = array
     return grown
