@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from privacy.amplification import MechanismComposition, Participation
-from privacy.calibration import calibrate_noise_multiplier, max_rounds
+from privacy.calibration import calibrate_noise_multiplier, default_delta, max_rounds
 from privacy.errors import PlanError
 
 
@@ -29,6 +29,10 @@ class Budget:
     noise_multiplier: float | None
     delta: float | None
     accountant: str
+
+    def delta_of(self, number: int) -> float:
+        """Delta of a population of so many users (or examples)."""
+        return default_delta(number) if self.delta is None else self.delta
 
     def settle(
         self,

@@ -29,7 +29,6 @@ from privacy.amplification import (
     after_gaussians,
     sampled_gaussian,
 )
-from privacy.calibration import default_delta
 from privacy.description import DP_SGD
 from privacy.errors import PlanError, PrivacyError
 from privacy.noise.feature_statistics import FeatureStatistics
@@ -186,7 +185,7 @@ def make_example_level_plan(request: ExampleLevelRequest) -> ExampleLevelPlan:
     budget = request.budget
     if refused := delta_refusal(budget.delta, request.num_examples, "example"):
         raise PlanError(refused)
-    delta = default_delta(request.num_examples) if budget.delta is None else budget.delta
+    delta = budget.delta_of(request.num_examples)
     examples = Participation.named(request.sampling, request.num_examples, request.batch_size)
     composition = example_level_composition(request.statistics)
     noise, max_steps = budget.settle(examples, delta, request.steps, composition, step="step")

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 from privacy.accountant import check_composition, check_delta
 from privacy.amplification import Participation
-from privacy.calibration import default_delta
 from privacy.errors import BudgetExceededError, PlanError
 from privacy.mechanism import Mechanism, NoiseScale
 from privacy.plan.checks import check_not_private, check_participation, check_private, check_sizes
@@ -193,7 +192,7 @@ def make_plan(request: PlanRequest) -> PrivacyPlan:
         setting = Setting(everybody, 0.0, None, "none", None)
         noise = NoiseScale(0.0, request.cohort_size, request.cohort_size)
         return PrivacyPlan(request, probe, noise, setting, setting, max_rounds=None)
-    delta = _delta(request, request.population_size)
+    delta = request.budget.delta_of(request.population_size)
     check_delta(delta)
     check_private(request, probe)
     check_participation(request)
@@ -207,7 +206,7 @@ def make_plan(request: PlanRequest) -> PrivacyPlan:
     mechanism = request.mechanism_build(noise)
 
     def setting_of(users: Participation, multiplier: float) -> Setting:
-        delta = _delta(request, users.population_size)
+        delta = request.budget.delta_of(users.population_size)
         return Setting(users, multiplier, delta, request.accountant, mechanism.composition)
 
     actual = request.participation(request.num_users, request.cohort_size)
@@ -232,10 +231,6 @@ def _noise_scale(request: PlanRequest, noise_multiplier: float) -> NoiseScale:
         num_rounds=request.num_rounds,
         separation=request.scheme.min_separation,
     )
-
-
-def _delta(request: PlanRequest, population_size: int) -> float:
-    return default_delta(population_size) if request.delta is None else request.delta
 
 
 def _check_prv_reaches(plan: PrivacyPlan) -> None:
