@@ -213,7 +213,6 @@ def merge_slots(
     first = np.flatnonzero(begins)
     last = np.append(first[1:], len(start)) - 1 if len(first) else first
     counts = np.bincount(owner[first], minlength=num_traces)
-    offsets = np.zeros(num_traces + 1, np.int64)
-    np.cumsum(counts, out=offsets[1:])
+    offsets = np.append(0, np.cumsum(counts)).astype(np.int64)
     ends = (reached[last] - apart[last]).astype(np.int32)
     return Availability(period_s, offsets, start[first].astype(np.int32), ends)
