@@ -87,10 +87,12 @@ class _Walk:
             yield array.tobytes()
         elif isinstance(value, functools.partial):
             yield from self.parts([value.func, value.args, value.keywords])
-        elif inspect.isfunction(value):
-            yield from self._function(value)
-        elif inspect.isclass(value):
-            yield from self._class(value)
+        elif inspect.isfunction(value) or inspect.isclass(value):
+            yield value.__qualname__.encode()
+            if _is_foreign(value.__module__):
+                yield value.__module__.encode()
+            else:
+                yield from self._class(value) if inspect.isclass(value) else self._function(value)
         elif isinstance(value, staticmethod | classmethod) or inspect.ismethod(value):
             owner = getattr(value, "__self__", None)
             yield from self.parts([value.__func__, owner])
@@ -104,10 +106,6 @@ class _Walk:
             yield str(shown).partition(" at 0x")[0].encode()
 
     def _function(self, function: Any) -> Iterator[bytes]:
-        yield function.__qualname__.encode()
-        if _is_foreign(function.__module__):
-            yield function.__module__.encode()
-            return
         cells = [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]
         yield from self.parts([function.__code__, function.__defaults__, function.__kwdefaults__])
         yield from self.parts(cells)
@@ -117,10 +115,6 @@ class _Walk:
                 yield from self.parts(function.__globals__[name])
 
     def _class(self, cls: type) -> Iterator[bytes]:
-        yield cls.__qualname__.encode()
-        if _is_foreign(cls.__module__):
-            yield cls.__module__.encode()
-            return
         yield from self.parts(list(cls.__bases__))
         for name, value in sorted(vars(cls).items()):
             if name not in _ADDED:
