@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
 from pfl_bench.types import DataError, RunFolderError, UserInputError
 from pfl_bench.types.layouts import LAYOUTS, misfit
+from privacy.ledger import synchronise_folder
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -59,20 +60,6 @@ def write_atomically(path: Path, content: bytes | str | Callable[[BinaryIO], obj
         partial.unlink(missing_ok=True)
         raise
     synchronise_folder(path.parent)
-
-
-def synchronise_folder(folder: Path) -> None:
-    """Make a folder's entries outlive a power cut."""
-    if os.name == "nt":
-        return  # Windows cannot open folders
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # a file system without it
-            raise
-    finally:
-        os.close(handle)
 
 
 def given_path(path: str | os.PathLike[str], argument: str) -> Path:

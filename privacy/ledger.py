@@ -176,7 +176,7 @@ class Ledger:
                 os.ftruncate(descriptor, length)
                 os.fsync(descriptor)
             if created:
-                _sync_folder(path.parent)
+                synchronise_folder(path.parent)
         except BaseException:
             os.close(descriptor)
             raise
@@ -335,8 +335,10 @@ class Ledger:
         self.close()
 
 
-def _sync_folder(folder: Path) -> None:
-    """Make a new file's name survive a power cut."""
+def synchronise_folder(folder: Path) -> None:
+    """Make a folder's entries, such as a new file's name, outlive a power cut."""
+    if os.name == "nt":
+        return  # Windows cannot open folders
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

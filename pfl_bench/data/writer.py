@@ -28,8 +28,9 @@ from pfl_bench.data.layout import (
 )
 from pfl_bench.data.spool import Spool
 from pfl_bench.data.temporary import TemporaryFolder, TemporaryKind
-from pfl_bench.files import parse_json, synchronise_folder
+from pfl_bench.files import parse_json
 from pfl_bench.types import DataError, SplitBy
+from privacy.ledger import synchronise_folder
 
 
 class SpooledExamples(ABC):
