@@ -141,7 +141,7 @@ class SeedRecord:
     configured: int  # the seed of the configuration, which must not be the private one
     # What pins the seed, which all runs of it share; None for a seed of the run's own.
     nonce: str | int | None
-    recorded_nonce: str | int | None  # what the run has recorded as such
+    recorded_nonce: str | int | None  # what the run has recorded as such, if it has
     # What the run has recorded that its seed was derived from; None where it has not.
     parts: Mapping[str, Any] | None
     engine: str  # what the run has recorded that it was trained by

@@ -77,7 +77,7 @@ class ArrayScores:
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
-        """What is kept; coins and directions come from their streams."""
+        """All arrays that are kept; coins and directions come from their streams."""
         return {name: torch.from_numpy(array.copy()) for name, array in self._kept.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -21,7 +21,7 @@ from privacy import accountant, calibration
 from privacy.clipping import l2_norm
 from privacy.ledger import Ledger
 from privacy.mechanisms import adaptive_gaussian, banded_matrix_factorization
-from privacy.plan import plan
+from privacy.plan import budget
 from privacy.plan.plan import PrivacyPlan
 from privacy.plan.types import PlanRequest
 from tests.sabotage.blind_planting import (
@@ -80,13 +80,13 @@ def own_cohort_in_deployment(patch: Patch) -> None:
 
 
 def delta_of_the_cohort(patch: Patch) -> None:
-    real = plan.default_delta
+    real = budget.default_delta
 
     def delta(population: int) -> float:
         witness(real(COHORT) - real(population))
         return real(COHORT)
 
-    patch.setattr(plan, "default_delta", delta)
+    patch.setattr(budget, "default_delta", delta)
 
 
 def rho_as_epsilon(patch: Patch) -> None:

@@ -127,7 +127,8 @@ def _read_saved(path: Path, state: Mapping[str, Any]) -> tuple[Saved, int | None
 
 def _read_seed(run: OpenedRun, saved: int | None) -> SeedRecord:
     """A run's private seed, by all that have it (``saved``: a checkpoint), and its parts today."""
-    resolved, parts = run.resolved, run.recorded("private_seed", "parts")
+    resolved, said = run.resolved, run.recorded("private_seed")
+    parts = run.recorded("private_seed", "parts")
     nonce = None if resolved.config.privacy is None else resolved.config.privacy.nonce
     values = {"environment.json": _number(run.recorded("private_seed", "value"))}
     if isinstance(parts, Mapping):
@@ -137,7 +138,7 @@ def _read_seed(run: OpenedRun, saved: int | None) -> SeedRecord:
         values={where: value for where, value in values.items() if value is not None},
         configured=resolved.config.seed,
         nonce=nonce,
-        recorded_nonce=run.recorded("private_seed", "nonce"),
+        recorded_nonce=said.get("nonce", nonce) if isinstance(said, Mapping) else nonce,
         parts=parts if isinstance(parts, Mapping) else None,
         engine=str(run.recorded("engine", "name") or ""),
         today=_parts_today(run),
