@@ -128,9 +128,10 @@ def _read_saved(path: Path, state: Mapping[str, Any]) -> tuple[Saved, int | None
 def _read_seed(run: OpenedRun, saved: int | None) -> SeedRecord:
     """A run's private seed, by all that have it (``saved``: a checkpoint), and its parts today."""
     resolved, said = run.resolved, run.recorded("private_seed")
-    parts = run.recorded("private_seed", "parts")
+    said = said if isinstance(said, Mapping) else {}
+    parts = said.get("parts")
     nonce = None if resolved.config.privacy is None else resolved.config.privacy.nonce
-    values = {"environment.json": _number(run.recorded("private_seed", "value"))}
+    values = {"environment.json": _number(said.get("value"))}
     if isinstance(parts, Mapping):
         values["its parts"] = seeds.value_of(resolved.config.seed, nonce, parts)
     values["the checkpoint"] = saved
@@ -138,7 +139,7 @@ def _read_seed(run: OpenedRun, saved: int | None) -> SeedRecord:
         values={where: value for where, value in values.items() if value is not None},
         configured=resolved.config.seed,
         nonce=nonce,
-        recorded_nonce=said.get("nonce", nonce) if isinstance(said, Mapping) else nonce,
+        recorded_nonce=said.get("nonce", nonce),
         parts=parts if isinstance(parts, Mapping) else None,
         engine=str(run.recorded("engine", "name") or ""),
         today=_parts_today(run),

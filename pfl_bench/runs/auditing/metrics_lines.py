@@ -37,10 +37,11 @@ def problems_of_lines(
     ``unit`` is "round" or "epoch", ``saved`` the newest checkpoint; None without one.
     """
     if rows:
-        for key, own in _come_to(options, unit, summary, saved, rows, directions).items():
+        members, totals = _come_to(options, unit, summary, saved, rows, directions)
+        for key, own in members.items():
             if not json_equal(summary.get(key), to_json_value(own)):
                 yield f"{key} is not what {METRICS_FILE} comes to"
-    yield from _other_totals(rows)
+        yield from totals[:1]
     yield from _canary_problems(canaries, rows)
 
 
@@ -51,10 +52,11 @@ def _come_to(
     saved: Mapping[str, Any] | None,
     rows: Sequence[Mapping[str, Any]],
     directions: MetricDirections,
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], list[str]]:
     """Members of a summary that follow from the lines of metrics, of which there are some.
 
-    The loss at the start is the newest checkpoint's, ``saved``; without one, the summary's.
+    Beside them, in words, total costs of lines that are not the sums of the costs so far. The loss
+    at the start is the newest checkpoint's, ``saved``; without one, the summary's.
     """
     best = best_over_rounds(rows, options.splits, directions)
     name = options.select_best or ""
@@ -62,22 +64,29 @@ def _come_to(
     costs = CostMeter(StepFlops(0, 0), options.budgets, directions)
     starts = ((saved or {}).get("divergence"), summary.get("diverged"))
     start = next((one.get("start") for one in starts if isinstance(one, Mapping)), math.nan)
-    watch = DivergenceWatch(as_number(start), unit)
+    watch, others = DivergenceWatch(as_number(start), unit), list[str]()
     for row in rows:
-        scalars = _scalars(row)
-        costs.add({key: value for key, value in scalars.items() if abs(value) < _ENDLESS})
+        scalars = {
+            key: value for key, given in row.items() if (value := as_float(given)) is not None
+        }
+        own = costs.add({key: value for key, value in scalars.items() if abs(value) < _ENDLESS})
+        others += (
+            f"{METRICS_FILE}, {row['round']}: {key} is {scalars[key]!r}, not {cost!r}"
+            for key, cost in own.items()
+            if scalars.get(key, cost) != cost
+        )
         costs.watch(row["round"], scalars)
         # Steps come first; where the training users are evaluated, they have names of their own.
         steps = {key: value for key, value in scalars.items() if key.startswith("train/")}
         if "train" in options.splits:
             names = {"train/loss": STEP_NAMES["train/loss"]}
             names["train/num_nonfinite"] = "train/num_nonfinite"
-            steps = {name: steps[own] for name, own in names.items() if own in steps}
+            steps = {name: steps[step] for name, step in names.items() if step in steps}
         watch.look(row["round"], steps)
         watch.look(row["round"], scalars | {"train/num_nonfinite": 0.0})
     stated = summary.get("metrics") or {}
     watch.look(rows[-1]["round"], {key: float(value) for key, value in stated.items()})
-    return {
+    members = {
         "best": best,
         "selected": chosen and chosen["round"],
         "selection": chosen
@@ -86,22 +95,7 @@ def _come_to(
         "budgets": costs.budgets(),
         "diverged": watch.found,
     }
-
-
-def _scalars(row: Mapping[str, Any]) -> dict[str, float]:
-    return {key: value for key, given in row.items() if (value := as_float(given)) is not None}
-
-
-def _other_totals(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """The first line whose total costs are not the sums of the costs of all lines so far."""
-    costs = CostMeter(StepFlops(0, 0), ())
-    for row in rows:
-        scalars = _scalars(row)
-        own = costs.add({key: value for key, value in scalars.items() if abs(value) < _ENDLESS})
-        for key, cost in own.items():
-            if scalars.get(key, cost) != cost:
-                yield f"{METRICS_FILE}, {row['round']}: {key} is {scalars[key]!r}, not {cost!r}"
-                return
+    return members, others
 
 
 def _canary_problems(
