@@ -7,13 +7,15 @@ A queue has its entries in order, the most important first:
     queue:
       - rows: [dp_sgd/opacus/epsilon_1_16.yaml]   # bundled rows
         seeds: 3                                  # 0, 1, 2: all rows' first before any second
+        first: 0                                  # (optional) the first of the seeds
         into: dp_sgd.json                         # the records' file in docs/results
         overrides: [device=cpu]                   # key=value, as those of pfl-bench run
 
 The code that runs is the checkout's last commit, in a clone below FOLDER. FOLDER is outside the
 checkout, which may change or go meanwhile. A run that was stopped is resumed, a finished one
 is kept. Each private run is audited. After each run its row's record in docs/results, and the page,
-are written anew, ready to be committed; a record of more seeds stays. Runs have the lowest
+are written anew, ready to be committed; a record of more seeds stays, one of others gains the new
+ones. Runs have the lowest
 priority (``--nice``). Linux compares that within one session of a terminal only: begin it by
 ``setsid``, and its session gives way to all others. Data files are found in the folder of
 ``--data``.
@@ -54,13 +56,15 @@ class Entry(Strict):
 
     Attributes:
         rows: Paths below ``configs/``.
-        seeds: How many, from 0 on.
+        seeds: How many, from ``first`` on.
+        first: The first seed; others' records may have those before it.
         into: The records' file in ``docs/results``.
         overrides: key=value, for each of the rows.
     """
 
     rows: Annotated[list[str], Field(min_length=1)]
     seeds: Annotated[int, Field(ge=1)]
+    first: Annotated[int, Field(ge=0)] = 0
     into: str
     overrides: list[str] = Field(default_factory=list)
 
@@ -92,7 +96,7 @@ class Run:
 def runs_of(queue: Queue) -> Iterator[Run]:
     """The runs in the order in which they start."""
     for entry in queue.queue:
-        for seed in range(entry.seeds):
+        for seed in range(entry.first, entry.first + entry.seeds):
             for row in entry.rows:
                 yield Run(entry, row, seed)
 

@@ -158,10 +158,10 @@ def _record(runs: Sequence[RunRecord], folders: Sequence[RunRecord]) -> Record:
         seconds=[one.seconds for one in summaries],
         commits=_distinct(map(_commit, runs)),
         commands=_distinct(map(_command, runs)),
-        versions=_same(
+        versions=same_or_each(
             {**(one.get("packages") or {}), "python": one.get("python")} for one in environments
         ),
-        hardware=_same(one.get("hardware") or {} for one in environments),
+        hardware=same_or_each(one.get("hardware") or {} for one in environments),
     )
 
 
@@ -236,7 +236,7 @@ def _distinct(texts: Iterable[str]) -> list[str]:
     return [text for text in dict.fromkeys(texts) if text]
 
 
-def _same(mappings: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+def same_or_each(mappings: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Values that all mappings have; where they differ, every value, joined by " / "."""
     every = list(mappings)
     found = {}

@@ -286,8 +286,8 @@ def _notes(
     if len(variants) > 1:
         notes.append("the seeds saw different data: " + ", ".join(variants))
     seeds = [run.seed for run in runs]
-    if sorted(set(seeds)) != list(range(len(set(seeds)))):
-        notes.append(f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}")
+    if note := seeds_note(seeds):
+        notes.append(note)
     if any("selection" in (run.privacy or {}) for run in runs):
         notes.append("epsilon is that of the best of a random number of trials")
     if any(run.pinned_nonce for run in runs):
@@ -310,6 +310,13 @@ def _notes(
         if len({epsilon_of(run.privacy or {}, side) for run in runs}) > 1
     ]
     return notes
+
+
+def seeds_note(seeds: Sequence[int | None]) -> str:
+    """Name the seeds, where they are not the first ones; empty else."""
+    if set(seeds) == set(range(len(set(seeds)))):
+        return ""
+    return f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
 
 
 def epsilon_of(statement: Mapping[str, Any], side: str) -> tuple[float | None, float | None]:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from pfl_bench.files import read_text, to_json_value, write_atomically
-from pfl_bench.report.records import Record, records
+from pfl_bench.report.records import Record, records, same_or_each
 from pfl_bench.report.run_folder import read_run, runs_below
+from pfl_bench.runs.rows import RowResult, seeds_note
 from pfl_bench.types import ConfigError, RunFolderError
 
 FOLDER = Path("docs/results")
@@ -25,7 +26,8 @@ def collect(folders: Iterable[Path], into: Path, merge: bool = False) -> int:
         folders: Run folders, or folders of such.
         into: The JSON file: a list, a record a line.
         merge: Whether records that are there stay, in their places: those of other rows or other
-            changes of a row, and those of more seeds.
+            changes of a row, and those of more seeds. A record of other seeds on the same data
+            gains the new ones (``joined``).
 
     Returns:
         How many records there are.
@@ -47,14 +49,14 @@ def collect(folders: Iterable[Path], into: Path, merge: bool = False) -> int:
             )
     found = records(runs)
     if merge and into.exists():
-        there = {experiment_of(record): record for record in read_records(into)}
-        new = {
-            experiment_of(one): one
-            for one in found
-            if experiment_of(one) not in there
-            or len(one.seeds) >= len(there[experiment_of(one)].seeds)
-        }
-        found = list({**there, **new}.values())
+        kept = {experiment_of(record): record for record in read_records(into)}
+        for one in found:
+            old = kept.setdefault(experiment_of(one), one)
+            if set(one.seeds) > set(old.seeds) or not can_join(old, one):
+                kept[experiment_of(one)] = one if len(one.seeds) >= len(old.seeds) else old
+            elif set(one.seeds) - set(old.seeds):
+                kept[experiment_of(one)] = joined(old, one)
+        found = list(kept.values())
     values = [to_json_value(asdict(one)) for one in found]
     lines = [json.dumps(value, ensure_ascii=False, allow_nan=False) for value in values]
     write_atomically(into, "[\n" + ",\n".join(lines) + "\n]\n")
@@ -64,6 +66,63 @@ def collect(folders: Iterable[Path], into: Path, merge: bool = False) -> int:
 def experiment_of(record: Record) -> tuple[str, ...]:
     """The row, and how the runs of a record differ from it."""
     return (record.row, *record.changes)
+
+
+def can_join(old: Record, new: Record) -> bool:
+    """Whether two records measure seeds of one experiment on the same data, and are comparable.
+
+    Those of private runs are not joined (their audits are of one version of the code), nor those
+    with a line that is not judged, or that says more than its seeds.
+    """
+    return (
+        old.privacy is None is new.privacy
+        and (old.data, old.headline) == (new.data, new.headline)
+        and list(map(_expected, old.lines)) == list(map(_expected, new.lines))
+        and all(
+            line.is_judged and line.note in ("", seeds_note(one.seeds))
+            for one in (old, new)
+            for line in one.lines
+        )
+    )
+
+
+def _expected(line: RowResult) -> tuple[object, ...]:
+    return (line.metric, line.published, line.published_sd, line.published_seeds, line.margin)
+
+
+def joined(old: Record, new: Record) -> Record:
+    """The record of both records' seeds; of a seed in both it is ``new`` that counts.
+
+    Verdicts are today's. Versions and hardware that differ are each named.
+    """
+    values = {seed: (old, index) for index, seed in enumerate(old.seeds)}
+    values |= {seed: (new, index) for index, seed in enumerate(new.seeds)}
+    seeds = sorted(values, key=lambda seed: seed or 0)
+    runs = [values[seed] for seed in seeds]
+    names = dict.fromkeys([*new.metrics, *old.metrics])
+    lines = [
+        replace(
+            line,
+            measured=tuple(one.lines[place].measured[index] for one, index in runs),
+            num_seeds=len(seeds),
+            note=seeds_note(seeds),
+        ).judged()
+        for place, line in enumerate(new.lines)
+    ]
+    return replace(
+        new,
+        seeds=seeds,
+        metrics={
+            name: [one.metrics[name][index] if name in one.metrics else None for one, index in runs]
+            for name in names
+        },
+        lines=lines,
+        seconds=[one.seconds[index] for one, index in runs],
+        commits=list(dict.fromkeys([*old.commits, *new.commits])),
+        commands=list(dict.fromkeys([*old.commands, *new.commands])),
+        versions=same_or_each((old.versions, new.versions)),
+        hardware=same_or_each((old.hardware, new.hardware)),
+    )
 
 
 def read_records(path: Path) -> list[Record]:

@@ -62,6 +62,41 @@ def test_merging_keeps_other_rows_and_records_of_more_seeds(checkout: Path) -> N
     assert [record["row"] for record in after] == ["a", "b", "c"]
 
 
+def collected(folders: list[Path], into: Path, *more: str) -> list[dict[str, Any]]:
+    arguments = ["collect", *map(str, folders), "--into", str(into), *more]
+    assert PROGRAM.main(arguments) == 0
+    found: list[dict[str, Any]] = json.loads(into.read_text())
+    return found
+
+
+def test_merging_further_seeds_gives_the_record_of_all(tmp_path: Path) -> None:
+    runs = [
+        committed(write_run(tmp_path / f"{seed}", "a", "federated", seed, level=0.8 + seed / 50))
+        for seed in range(4)
+    ]
+    at_once = collected(runs, tmp_path / "all.json")
+    assert at_once[0]["seeds"] == [0, 1, 2, 3]
+    by_parts = tmp_path / "parts.json"
+    for part in ([2], [0], [1], [1, 3]):
+        record = collected([runs[seed] for seed in part], by_parts, "--merge")[0]
+    assert sorted(record.pop("commands")) == sorted(at_once[0].pop("commands"))
+    assert [record] == at_once
+
+
+@pytest.mark.parametrize(("setting", "data"), [("federated", {"checksum": "x"}),
+                                               ("private_federated", {})])  # fmt: skip
+def test_merging_joins_no_seeds_of_other_data_or_of_private_runs(
+    tmp_path: Path, setting: str, data: dict[str, str]
+) -> None:
+    runs = [committed(write_run(tmp_path / f"{seed}", "a", setting, seed)) for seed in (0, 1)]
+    summary = runs[1] / "summary.json"
+    tree = json.loads(summary.read_text())
+    summary.write_text(json.dumps({**tree, "data": {**tree["data"], **data}}))
+    collected(runs[:1], tmp_path / "t.json")
+    (record,) = collected(runs[1:], tmp_path / "t.json", "--merge")
+    assert record["seeds"] == [1]
+
+
 def test_merging_keeps_what_is_measured_of_a_changed_row(checkout: Path) -> None:
     changed = committed(write_run(checkout / "changed", "a", "federated", 0, level=0.7))
     config = changed / "config.yaml"
