@@ -1,4 +1,4 @@
-"""The fifth list by others: each bug can be planted, and a few come out as the page says."""
+"""The lists by others: each bug can be planted, and a few of the fifth come out as listed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import multiprocessing
 
 import pytest
 
-from tests.sabotage import fifth_table
+from tests.sabotage import fifth_table, sixth_bugs
 from tests.sabotage.fifth_bugs import BUGS, RUNS
 from tests.sabotage.fifth_planting import FifthBug, Patch
 
@@ -15,7 +15,7 @@ LISTED = fifth_table.listed(fifth_table.PAGE.read_text(encoding="utf-8"))
 CHOSEN = ("dpsgd_realised_batch", "checkpoint_algorithm_holds_updates")
 
 
-@pytest.mark.parametrize("bug", RUNS, ids=lambda bug: bug.name)
+@pytest.mark.parametrize("bug", [*RUNS, *sixth_bugs.RUNS], ids=lambda bug: bug.name)
 def test_can_be_planted(bug: FifthBug) -> None:
     # A patch raises an error if what it changes is gone.
     with Patch.context() as patch:
@@ -26,7 +26,9 @@ def test_the_list_is_whole_and_measured() -> None:
     assert len(BUGS) == 87
     assert sum(bug.shared for bug in BUGS) == 47
     assert set(LISTED) == {bug.name for bug in RUNS}
-    assert all(bug.description.endswith(".") and "|" not in bug.description for bug in RUNS)
+    every = [*RUNS, *sixth_bugs.RUNS]
+    assert all(bug.description.endswith(".") and "|" not in bug.description for bug in every)
+    assert len({bug.name for bug in every}) == len(every)
 
 
 @pytest.mark.skipif(
