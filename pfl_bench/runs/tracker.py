@@ -18,12 +18,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Notice = Callable[[str], None]
+Json: TypeAlias = Mapping[str, Any]
+"""A JSON object."""
+Notice: TypeAlias = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Tracked:
 
     folder: Path
     name: str
-    config: Mapping[str, Any]
+    config: Json
     table: str
     row: str
     labels: tuple[str, ...]
@@ -68,12 +70,7 @@ class Tracker:
     def log(self, metrics: dict[str, Any], round: int) -> None:
         """Log the scalars of a round (central training: epoch), from 1, as soon as it is over."""
 
-    def conclude(
-        self,
-        statement: Mapping[str, Any] | None,
-        row: Mapping[str, Any],
-        table: Sequence[Mapping[str, Any]],
-    ) -> None:
+    def conclude(self, statement: Json | None, row: Json, table: Sequence[Json]) -> None:
         """Log what a run ends with; arguments as of ``Trackers.conclude``."""
 
     def finish(self) -> str | None:
@@ -106,7 +103,7 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def markdown(lines: Sequence[Mapping[str, Any]]) -> str:
+def markdown(lines: Sequence[Json]) -> str:
     """A table of mappings with equal keys."""
     heads = list(lines[0])
     rows = [heads, ["---"] * len(heads), *([_cell(line[head]) for head in heads] for line in lines)]

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
@@ -20,7 +20,7 @@ from pfl_bench import plugins
 from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.config.row_files import bundled_configs
 from pfl_bench.runs.events import RELEASED
-from pfl_bench.runs.tracker import Notice, Tracked, Tracker, one_line, scalar
+from pfl_bench.runs.tracker import Json, Notice, Tracked, Tracker, one_line, scalar
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -73,19 +73,14 @@ class Trackers:
                 trackers._active[name] = checked
         return trackers
 
-    def log(self, metrics: Mapping[str, Any], round: int, measured: Collection[str] = ()) -> None:
+    def log(self, metrics: Json, round: int, measured: Collection[str] = ()) -> None:
         """Log the scalars of one round, a line of ``metrics.jsonl``, some of them evaluated."""
         numbers = {name: scalar(value) for name, value in metrics.items()}
         released = RELEASED.union(filter(self._is_shown, measured))
         shown = {name: value for name, value in numbers.items() if name in released}
         self._each(lambda tracker, limited: tracker.log(dict(shown if limited else numbers), round))
 
-    def conclude(
-        self,
-        statement: Mapping[str, Any] | None,
-        row: Mapping[str, Any],
-        table: Sequence[Mapping[str, Any]],
-    ) -> None:
+    def conclude(self, statement: Json | None, row: Json, table: Sequence[Json]) -> None:
         """Log what a run ends with, and end.
 
         Args:

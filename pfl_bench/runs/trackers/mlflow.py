@@ -7,12 +7,12 @@ import logging
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from pfl_bench.config.sections import MlflowOptions as Options
 from pfl_bench.files import read_json, write_json
-from pfl_bench.runs.tracker import Notice, Tracked, Tracker, flatten, is_number, markdown
+from pfl_bench.runs.tracker import Json, Notice, Tracked, Tracker, flatten, is_number, markdown
 
 # A server that does not answer must not hold the run; MLflow's own are 7 retries of 120 seconds.
 _PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
@@ -65,7 +65,7 @@ class MlflowTracker(Tracker):
         config = flatten(tracked.config)
         self._write(params=[self._entities.Param(_name(k), _text(v)) for k, v in config.items()])
 
-    def log(self, metrics: Mapping[str, Any], round: int) -> None:
+    def log(self, metrics: Json, round: int) -> None:
         """Log the round's scalars."""
         self._round = round
         now = int(time.time() * 1000)
@@ -79,12 +79,7 @@ class MlflowTracker(Tracker):
             tags=[self._entities.RunTag(_name(key), _text(value)) for key, value in texts.items()],
         )
 
-    def conclude(
-        self,
-        statement: Mapping[str, Any] | None,
-        row: Mapping[str, Any],
-        table: Sequence[Mapping[str, Any]],
-    ) -> None:
+    def conclude(self, statement: Json | None, row: Json, table: Sequence[Json]) -> None:
         """Log what a run ends with; the comparison is in the run's description."""
         self.log(flatten({"statement": statement, "row": row}), self._round)
         if table:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from pfl_bench.config.sections import TensorboardOptions as Options
-from pfl_bench.runs.tracker import Notice, Tracked, Tracker, flatten, is_number, markdown
+from pfl_bench.runs.tracker import Json, Notice, Tracked, Tracker, flatten, is_number, markdown
 
 _FLUSH_SECONDS = 10
 
@@ -28,19 +27,14 @@ class TensorboardTracker(Tracker):
         self._text("configuration", _as_code(tracked.config))
         self._text("labels", ", ".join(tracked.labels))
 
-    def log(self, metrics: Mapping[str, Any], round: int) -> None:
+    def log(self, metrics: Json, round: int) -> None:
         """Log the round's scalars."""
         self._round = round
         self._scalars(metrics)
         # A killed run keeps its rounds.
         self._writer.flush()
 
-    def conclude(
-        self,
-        statement: Mapping[str, Any] | None,
-        row: Mapping[str, Any],
-        table: Sequence[Mapping[str, Any]],
-    ) -> None:
+    def conclude(self, statement: Json | None, row: Json, table: Sequence[Json]) -> None:
         """Log what a run ends with."""
         if statement is not None:
             self._text("privacy statement", _as_code(statement))
@@ -54,7 +48,7 @@ class TensorboardTracker(Tracker):
         self._writer.close()
         return f"TensorBoard: to see this run: tensorboard --logdir {self._folder}"
 
-    def _scalars(self, values: Mapping[str, Any]) -> None:
+    def _scalars(self, values: Json) -> None:
         for name, value in values.items():
             if is_number(value):
                 self._writer.add_scalar(name, value, self._round)
@@ -68,6 +62,6 @@ def build(options: Options, tracked: Tracked, notice: Notice) -> TensorboardTrac
     return TensorboardTracker(options, tracked, notice) if options.enabled else None
 
 
-def _as_code(value: Mapping[str, Any]) -> str:
+def _as_code(value: Json) -> str:
     """As Markdown shows JSON."""
     return "```\n" + json.dumps(value, indent=1, default=str) + "\n```"

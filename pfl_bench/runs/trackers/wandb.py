@@ -8,13 +8,13 @@ import secrets
 import shlex
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pfl_bench.config.sections import WandbOptions as Options
 from pfl_bench.files import parse_json, read_text, write_json
-from pfl_bench.runs.tracker import Notice, Tracked, Tracker, flatten, is_number, one_line
+from pfl_bench.runs.tracker import Json, Notice, Tracked, Tracker, flatten, is_number, one_line
 
 # W&B refuses longer ones.
 _LONGEST_TAG = 64
@@ -92,17 +92,12 @@ class WandbTracker(Tracker):
         self._run.define_metric("round")
         self._run.define_metric("*", step_metric="round")
 
-    def log(self, metrics: Mapping[str, Any], round: int) -> None:
+    def log(self, metrics: Json, round: int) -> None:
         """Log the round's scalars; the round is also the W&B step."""
         # Without commit wandb holds the row back until the next round, and a kill would lose it.
         self._run.log({**metrics, "round": round}, step=round, commit=True)
 
-    def conclude(
-        self,
-        statement: Mapping[str, Any] | None,
-        row: Mapping[str, Any],
-        table: Sequence[Mapping[str, Any]],
-    ) -> None:
+    def conclude(self, statement: Json | None, row: Json, table: Sequence[Json]) -> None:
         """Log scalars and table in the summary, and the whole statement in the config."""
         if statement is not None:
             self._run.config.update({"privacy_statement": dict(statement)}, allow_val_change=True)
@@ -113,11 +108,10 @@ class WandbTracker(Tracker):
 
     def finish(self) -> str | None:
         """Finish the W&B run; waits at most half a minute for uploads."""
-        is_offline = bool(getattr(self._run, "offline", False))
+        is_offline = getattr(self._run, "offline", False)
         self._run.finish()
-        if not is_offline:
-            return None
-        return f"W&B: this run was logged offline; to upload it: {self._upload}"
+        shown = f"W&B: this run was logged offline; to upload it: {self._upload}"
+        return shown if is_offline else None
 
 
 def build(options: Options, tracked: Tracked, notice: Notice) -> WandbTracker | None:
