@@ -1,5 +1,6 @@
 """pfl-bench: a benchmark toolkit for differentially private federated learning."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from pfl_bench._shadowing import check_packages
@@ -7,13 +8,10 @@ from pfl_bench._shadowing import check_packages
 if TYPE_CHECKING:
     from pfl_bench.api import (
         FederatedTrainer,
-        RunResult,
-        TableResult,
         audit,
         calibrate,
         epsilon,
         load_row,
-        load_run,
         run_row,
         run_table,
     )
@@ -25,6 +23,7 @@ if TYPE_CHECKING:
         sweep,
         write_report,
     )
+    from pfl_bench.cli.run_result import RunResult, TableResult, load_run
     from pfl_bench.federated.in_memory_task import in_memory_task
 
 __version__ = "0.1.0"
@@ -47,24 +46,25 @@ __all__ = [
     "sweep",
     "write_report",
 ]
-_COMMANDS = ("check_plugin", "leaderboard", "list_rows", "show", "sweep", "write_report")
+_HOMES = {
+    "pfl_bench.api": (
+        *("FederatedTrainer", "audit", "calibrate", "epsilon", "load_row", "run_row", "run_table"),
+    ),
+    "pfl_bench.cli.functions": (
+        *("check_plugin", "leaderboard", "list_rows", "show", "sweep", "write_report"),
+    ),
+    "pfl_bench.cli.run_result": ("RunResult", "TableResult", "load_run"),
+    "pfl_bench.federated.in_memory_task": ("in_memory_task",),
+}
 
 check_packages()
 
 
 def __getattr__(name: str) -> Any:
     """Load the API when it is first asked for: the command line begins without it."""
-    if name == "in_memory_task":  # torch, which accounting does without, takes a second
-        from pfl_bench.federated.in_memory_task import in_memory_task
-
-        return in_memory_task
-    if name in __all__:
-        if name in _COMMANDS:
-            from pfl_bench.cli import functions as home
-        else:
-            from pfl_bench import api as home  # type: ignore[no-redef]
-
-        return getattr(home, name)
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(module), name)
     raise AttributeError(f"module 'pfl_bench' has no attribute {name!r}")
 
 

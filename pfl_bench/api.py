@@ -25,7 +25,8 @@ from pfl_bench.cli.run_many import with_seeds
 from pfl_bench.cli.run_result import RunResult, TableResult, load_run
 from pfl_bench.config.loading import ResolvedConfig, load_config
 from pfl_bench.config.row_files import locate, locate_row, rows_below
-from pfl_bench.federated.accounting import calibrate, epsilon
+from pfl_bench.federated.accounting import calibrate as calibrate
+from pfl_bench.federated.accounting import epsilon as epsilon
 from pfl_bench.files import given_path
 from pfl_bench.types import RunFolderError, UserInputError
 
@@ -33,19 +34,6 @@ if TYPE_CHECKING:
     from pfl_bench.data.held_task import HeldTask
     from pfl_bench.runs.audit import RunAudit
     from pfl_bench.runs.events import OnEvaluation, OnRoundEnd, RoundEnd
-
-__all__ = [
-    "FederatedTrainer",
-    "RunResult",
-    "TableResult",
-    "audit",
-    "calibrate",
-    "epsilon",
-    "load_row",
-    "load_run",
-    "run_row",
-    "run_table",
-]
 
 
 @in_python()
