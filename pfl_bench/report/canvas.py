@@ -113,9 +113,8 @@ class Picture:
 
 def write_figure(figure: Figure, path: Path, **given: Any) -> None:
     """Write a figure, whole or not at all, in the format of its name; ``given`` is savefig's."""
-    content = io.BytesIO()
-    figure.savefig(content, format=path.suffix[1:].lower(), **given)
-    write_atomically(path, content.getvalue())
+    form = path.suffix[1:].lower()
+    write_atomically(path, lambda file: figure.savefig(file, format=form, **given))
 
 
 def picture_style(

@@ -8,9 +8,9 @@ independent. What is attacked is the released model: the last round's, or the on
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -97,9 +97,8 @@ def read_users(plans: Sequence[Plan]) -> ShadowUsers:
         if kept is None:
             parts = parts or build_run(resolved)
             kept = _measure(parts, vector, buffers)
-            content = io.BytesIO()
-            np.savez(content, losses=kept[0], logits=kept[1], model=np.array(digest))
-            write_atomically(folder / USERS_FILE, content.getvalue())
+            arrays: Any = {"losses": kept[0], "logits": kept[1], "model": np.array(digest)}
+            write_atomically(folder / USERS_FILE, partial(np.savez, **arrays))
         federated = resolved.config.federated
         assert federated is not None  # shadow_plans made it
         assert federated.shadow is not None
