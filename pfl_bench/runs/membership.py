@@ -71,14 +71,10 @@ def check_kind(kind: str, count: int) -> None:
 def settings_digest(resolved: ResolvedConfig) -> str:
     """Digest of what a row, a run or a shadow run trains, its seed and evaluation apart."""
     tree = json.loads(json.dumps(resolved.training_tree))
-    for key in ("seed", "evaluation", "checkpoint"):
-        tree.pop(key, None)
+    del tree["seed"]
     # Where a file lies is no setting.
-    for section, key in (("task", "data"), ("model", "weights")):
+    for section, key in (("task", "data"), ("model", "weights"), ("federated", "shadow")):
         tree[section].pop(key, None)
-    if tree.get("federated"):
-        for key in ("shadow", "engine", "workers"):
-            tree["federated"].pop(key, None)
     return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
 
 
