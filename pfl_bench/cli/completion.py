@@ -7,6 +7,7 @@ script. Only ``complete`` is called by every command, and only where a shell ask
 from __future__ import annotations
 
 import argparse
+import glob
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -57,14 +58,10 @@ def _completer(names: Callable[[], Iterator[str]], takes_paths: bool) -> Callabl
 
     def completions(prefix: str, **_: object) -> list[str]:
         found = [name for name in names() if name.startswith(prefix)]
-        if not takes_paths:
-            return found
-        folder = Path(prefix).parent if prefix else Path()
-        if prefix.endswith("/"):
-            folder = Path(prefix)
-        files = folder.iterdir() if folder.is_dir() else iter(())
-        paths = (f"{path}/" if path.is_dir() else str(path) for path in files)
-        return [*found, *(path for path in paths if path.startswith(prefix))]
+        if takes_paths:
+            paths = glob.glob(f"{glob.escape(prefix)}*")
+            found += [f"{path}/" if os.path.isdir(path) else path for path in paths]
+        return found
 
     return completions
 

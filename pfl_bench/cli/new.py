@@ -142,11 +142,9 @@ def _render(kind: str, name: str, package: str) -> dict[str, str]:
         "entry_points": _entry_points(kind, name, package),
     }
 
-    def text(template: str, **more: str) -> str:
-        return environment.get_template(f"{template}.jinja").render(**values, **more)
+    def text(template: str) -> str:
+        return environment.get_template(f"{template}.jinja").render(values)
 
-    own = f"{kind}_test.py.jinja"
-    own_test = text(f"{kind}_test.py") if (_TEMPLATES / own).exists() else ""
     texts = {path: text(path) for path in _SHARED}
     texts[f"{package}/__init__.py"] = text("package.py")
     for path, template in made.files.items():
@@ -154,7 +152,7 @@ def _render(kind: str, name: str, package: str) -> dict[str, str]:
         group = path.partition("/")[0]
         texts[f"{package}/{group}/__init__.py"] = text("package.py")
     texts[f"rows/{name}.yaml"] = text("row.yaml")
-    texts[f"tests/test_{name}.py"] = text("test.py", own_test=own_test)
+    texts[f"tests/test_{name}.py"] = text("test.py")
     return texts
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Container, Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 from pydantic import ValidationError
@@ -161,10 +162,5 @@ def head_lines(differences: Sequence[str]) -> list[str]:
 
 def from_head(text: str) -> tuple[str, ...]:
     """Lines that ``head_lines`` has left in the head of a file; empty for a row's own file."""
-    found = []
-    for line in text.splitlines():
-        if not line.startswith("#"):
-            break
-        if line.startswith(_MARK):
-            found.append(line.removeprefix(_MARK))
-    return tuple(found)
+    head = takewhile(lambda line: line.startswith("#"), text.splitlines())
+    return tuple(line.removeprefix(_MARK) for line in head if line.startswith(_MARK))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 _GAP = "  "
 
@@ -73,12 +74,8 @@ def _rows(block: Sequence[Sequence[Sequence[str]]]) -> list[str]:
     widths = [len(box[0][0]) for box in block]
     lines: list[str] = []
     for place, cells in enumerate(zip(*block, strict=True)):
-        for number in range(max(map(len, cells))):
-            texts = [
-                cell[number] if number < len(cell) else " " * width
-                for cell, width in zip(cells, widths, strict=True)
-            ]
-            lines.append(_GAP.join(texts).rstrip())
+        texts = zip_longest(*cells, fillvalue="")
+        lines += [_GAP.join(map(str.ljust, line, widths)).rstrip() for line in texts]
         if place == 0:
             lines.append(_GAP.join("-" * width for width in widths))
     return lines

@@ -109,9 +109,7 @@ def look_at_folder(resolved: ResolvedConfig, out: Path, resume: bool) -> str:
 
     RunFolderError if it holds something else, or cannot be made or written.
     """
-    existing = out
-    while not os.path.lexists(existing) and existing != existing.parent:
-        existing = existing.parent
+    existing = next(path for path in (out, *out.parents) if os.path.lexists(path))
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         what = "is no folder" if not existing.is_dir() else "cannot be written"
         raise RunFolderError(

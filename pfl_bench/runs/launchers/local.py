@@ -40,12 +40,11 @@ class LocalLauncher(Launcher):
     interval = 0.5
     patience = 0.0
     stop_command = "kill"
+    slots: int
 
     def __init__(self, jobs: Path, slots: int, gpus: Sequence[str] = ()) -> None:
         require_submitit(self.name)
-        self.slots: int | None = slots
-        self._slots = slots
-        self._jobs = jobs
+        self.slots, self._jobs = slots, jobs
         # Kept, so that a process which ends is collected and not taken for one that runs.
         self._begun: dict[JobRecord, Job[Any]] = {}
         self._gpus: dict[str, list[JobRecord]] = {gpu: [] for gpu in gpus}
@@ -60,7 +59,7 @@ class LocalLauncher(Launcher):
         records = []
         for run in runs:
             gpu = self._freest()
-            job = executor.submit(RunJob(run, max(1, usable_cores() // self._slots), gpu))
+            job = executor.submit(RunJob(run, max(1, usable_cores() // self.slots), gpu))
             records.append(record_of(self.name, job))
             self._begun[records[-1]] = job
             if gpu is not None:
