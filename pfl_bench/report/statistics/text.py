@@ -195,7 +195,7 @@ def _first(texts: list[str], most: int) -> str:
 
 
 def _decimal(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
+    return "-" if value is None else f"{value:z.3f}"
 
 
 def _table(header: list[str], rows: list[list[str]]) -> list[str]:

@@ -110,3 +110,9 @@ def test_a_number_without_a_name_is_refused(path):
         file["train/play"][1] = 3
     with pytest.raises(DataError, match=r"play 0 to 3 are not all within its 3 names"):
         statistics_of(path)
+
+
+def test_a_mean_that_rounds_to_zero_has_no_sign(path):
+    result = statistics_of(path)
+    result["splits"]["train"]["labels"]["mean_total_variation"] = -1e-12
+    assert "-0.000" not in format_statistics(result)
