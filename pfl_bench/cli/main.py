@@ -137,11 +137,11 @@ def _parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpa
 
 
 def _setting_hint(foreign: Sequence[str]) -> str:
-    """Hint at how a setting is written, for arguments such as ``--epsilon 2``."""
+    """Hint at how a setting is written, for arguments such as ``--epsilon 2`` or ``epsilon 2``."""
     from pfl_bench.config.errors import settings_named
 
     option, _, value = foreign[0].partition("=")
-    if not option.startswith("--"):
+    if option.startswith("-") and not option.startswith("--"):
         return ""
     key = option.removeprefix("--").replace("-", "_")
     named = [key] if "." in key else settings_named(key)

@@ -95,6 +95,8 @@ def test_a_folder_of_a_table_that_is_a_file_is_told_once_before_a_row_runs(
         (["--num-rounds=3"], "key=value: federated.num_rounds=3"),
         (["--privacy.epsilon", "2"], "key=value: privacy.epsilon=2"),
         (["--nothing-like", "2"], "key=value, such as privacy.epsilon=2"),
+        (["--quiet", "federated.num_rounds", "3"], "key=value: federated.num_rounds=3"),
+        (["--quiet", "nothing"], "key=value, such as privacy.epsilon=2"),
     ],
 )
 def test_a_setting_that_is_written_as_an_option_is_told_how(
