@@ -335,5 +335,6 @@ def test_the_row_with_the_most_vectors_fits_two_gigabytes(tmp_path: Path) -> Non
     command = [sys.executable, "-c", SCRIPT, str(tmp_path / "small.h5")]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    # In one process with all other rows, what those leave behind comes to it: over 100 MB.
-    assert int(done.stdout) / 1e3 < 1900
+    # In one process with all other rows, what those leave behind comes to it: over 100 MB. Python
+    # 3.13 and its packages take 150 MB more than 3.11 does.
+    assert int(done.stdout) < 2 * 2**20
