@@ -146,7 +146,9 @@ def _setting_hint(foreign: Sequence[str]) -> str:
     key = option.removeprefix("--").replace("-", "_")
     named = [key] if "." in key else settings_named(key)
     if not named:
-        return "; settings of a row are written key=value, such as privacy.epsilon=2"
+        is_flag = option.startswith("--") and not value and len(foreign) == 1
+        hint = "; settings of a row are written key=value, such as privacy.epsilon=2"
+        return "" if is_flag else hint
     value = value or (foreign[1] if len(foreign) > 1 else "VALUE")
     return f"; settings of a row are written key=value: {named[0]}={value}"
 

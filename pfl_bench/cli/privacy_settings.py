@@ -74,14 +74,21 @@ def mechanism_composition(arguments: argparse.Namespace) -> MechanismComposition
         options = with_overrides({}, options)
     cohort = arguments.cohort or arguments.noise_cohort or 1
     rounds = arguments.rounds
-    return composition_of(
-        arguments.mechanism or DEFAULT_MECHANISM,
-        options or {},
-        "pfl-bench privacy",
-        (cohort, arguments.noise_cohort or cohort),
-        max(rounds) if isinstance(rounds, list) else rounds,
-        arguments.separation,
-    )
+    try:
+        return composition_of(
+            arguments.mechanism or DEFAULT_MECHANISM,
+            options or {},
+            "pfl-bench privacy",
+            (cohort, arguments.noise_cohort or cohort),
+            max(rounds) if isinstance(rounds, list) else rounds,
+            arguments.separation,
+        )
+    except ConfigError as error:
+        if options:
+            raise
+        raise ConfigError(
+            f"{error}; options follow --mechanism as key=value, such as bands=4"
+        ) from None
 
 
 def settings_of(

@@ -39,7 +39,8 @@ class Given:
         self, error: ValidationError, model: type[BaseModel], data: Mapping[str, Any], where: str
     ) -> str:
         """Say all that is wrong with the data at a dotted key ("" for the whole), a line each."""
-        lines = []
+        lines: list[str] = []
+        advice: list[str] = []
         for detail in error.errors():
             keys, allowed = _find(model, detail["loc"])
             dotted = ".".join([where, *keys] if where else keys)
@@ -56,9 +57,10 @@ class Given:
                 )
             else:
                 text = _explain(detail, keys, allowed, model)
+                advice += self._renamed(section, detail)
             lines.append(self.blame(dotted, detail["type"] in _BETWEEN_VALUES) + text)
         # Each type of a union has an error of its own, and they say the same here.
-        return "\n".join(dict.fromkeys(lines))
+        return "\n".join(dict.fromkeys(lines + advice))
 
     def _has_begun(self, section: str, detail: Any) -> bool:
         """Whether a section, in which a key is missing, is of overrides alone."""
@@ -66,6 +68,17 @@ class Given:
         below = [key.removeprefix(start) for key in self._keys() if key.startswith(start)]
         begun = {key.partition(".")[0] for key in below}
         return bool(section and begun) and set(detail["input"]) <= begun
+
+    def _renamed(self, section: str, detail: Any) -> list[str]:
+        """Advice where an override names another plug-in, whose options are not those given."""
+        if not section or detail["type"] not in ("extra_forbidden", "missing"):
+            return []
+        return [
+            f"To choose another {section}, give the whole section: "
+            f"'{section}={{{key.rpartition('.')[2]}: {text.partition('=')[2].strip()}, ...}}'"
+            for text, key in zip(self.overrides, self._keys(), strict=True)
+            if key in (f"{section}.name", f"{section}.kind")
+        ]
 
     def _keys(self) -> list[str]:
         return [text.partition("=")[0].strip() for text in self.overrides]
@@ -111,7 +124,8 @@ def _explain(detail: Any, keys: Sequence[str], allowed: _Allowed, model: type[Ba
         return f"is not allowed{shown}"
     literals = [get_args(kind) for kind, _ in allowed if _origin(kind) is Literal]
     choices = [value for values in literals for value in values if isinstance(value, str)]
-    return f"must be {_words(allowed)}{shown}{did_you_mean(given, choices)}"
+    meant = "cuda" if given == "gpu" else given
+    return f"must be {_words(allowed)}{shown}{did_you_mean(meant, choices)}"
 
 
 def settings_named(name: str) -> list[str]:

@@ -179,6 +179,7 @@ def _found(source: Path, name: str) -> Path:
     if path is None:
         names = ", ".join(f"{one}.gz" for split in PARTS for one in file_names(split))
         raise DataError(
-            f"{source}: {name} is missing, with .gz or without; the folder must hold {names}"
+            f"{source}: {name} is missing, with .gz or without; the folder must hold {names}, "
+            "as pfl-bench data download leaves them"
         )
     return path

@@ -107,6 +107,21 @@ def test_a_setting_that_is_written_as_an_option_is_told_how(
     assert words in capsys.readouterr().err
 
 
+def test_a_flag_that_there_is_not_is_no_setting(capsys: Capture) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["show", "demo/private_federated", "--quiet"])
+    assert capsys.readouterr().err.endswith("unrecognized arguments: --quiet\n")
+
+
+def test_another_plugin_is_told_to_bring_its_whole_section(capsys: Capture) -> None:
+    row = ["run", "demo/private_federated", "--dry-run"]
+    text = said([*row, "privacy.mechanism.name=gaussian"], capsys)
+    assert "privacy.mechanism.quantile: unknown key. Allowed here: clip_norm." in text
+    advice = "To choose another privacy.mechanism, give the whole section: "
+    assert text.endswith(f"{advice}'privacy.mechanism={{name: gaussian, ...}}'\n")
+    assert "did you mean 'cuda'?" in said([*row, "device=gpu"], capsys)
+
+
 def test_more_seeds_than_anybody_trains(capsys: Capture) -> None:
     text = said(["table", "demo", "--seeds", "99999999999"], capsys)
     assert "--seeds 99999999999: give 1 to 10000" in text

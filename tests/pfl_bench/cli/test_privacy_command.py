@@ -285,6 +285,10 @@ def test_table_names_both_settings_and_who_cannot_account_them(capsys: Capture) 
         (["epsilon", *SMALL, "--rounds", "5", "bands=3"], "no --mechanism that it could be"),
         (["epsilon", *SMALL, "--rounds", "5", "--mechanism", "laplce"], "did you mean 'laplace'"),
         (["epsilon", *SMALL, "--rounds", "5", "--mechanism", "none"], "neither clips nor noises"),
+        (
+            ["epsilon", *SMALL, "--rounds", "5", "--mechanism", "banded_matrix_factorization"],
+            "bands: required, but missing; options follow --mechanism as key=value",
+        ),
         (["solve", *SMALL], "2 of the five numbers are left out (epsilon, rounds)"),
         (["solve", *SMALL, "--rounds", "5", "--epsilon", "2"], "0 of the five numbers"),
     ],
