@@ -69,6 +69,12 @@ _MEND_RECORD = "Restore the file from a copy, or start in a new folder with --ou
 _PARTIAL = re.compile(r"^\.(?!report\.html\.|audit\.json\.).+\.(\d+)\.partial$")
 
 
+def mode_for_others(folder: Path) -> str:
+    """Mode of a folder that is open to others on the machine, such as "0755"; else empty."""
+    mode = stat.S_IMODE(folder.stat().st_mode)
+    return f"{mode:04o}" if mode & 0o077 else ""
+
+
 class RunFolder:
     """One run's folder, made when missing and locked while the context is open.
 
@@ -190,22 +196,21 @@ class RunFolder:
 
     def _close_to_others(self) -> list[str]:
         """Let only the owner into the folder: its ledger and seed undo the noise."""
-        before = stat.S_IMODE(self.path.stat().st_mode)
-        if not before & 0o077:
+        before = mode_for_others(self.path)
+        if not before:
             return []
         with suppress(OSError):  # another's folder, or a file system that has no modes
             self.path.chmod(_OWNER_ONLY)
-        after = stat.S_IMODE(self.path.stat().st_mode)
-        if after & 0o077:
+        if after := mode_for_others(self.path):
             return [
-                f"{self.path}: its mode stays {after:04o}: others on this machine can read the "
+                f"{self.path}: its mode stays {after}: others on this machine can read the "
                 "private run's ledger and configuration, whose seed tells the noise; give a folder "
                 "of your own with --out"
             ]
         if self._is_made_here:
             return []
         return [
-            f"{self.path}: its mode was {before:04o} and is {after:04o} now: the seed and the "
+            f"{self.path}: its mode was {before} and is {_OWNER_ONLY:04o} now: the seed and the "
             "ledger of a private run are for its owner alone"
         ]
 

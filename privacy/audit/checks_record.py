@@ -38,9 +38,10 @@ def check_folder(evidence: Evidence, inputs: AuditInputs) -> Finding:
         raise IncompleteError("; ".join(parts))
     others = f"; not looked at: {', '.join(inputs.other_files)}" if inputs.other_files else ""
     texts = f"; text that is not checked: {', '.join(inputs.texts)}" if inputs.texts else ""
-    return found.seen(
-        f"no checkpoint, metrics, environment or summary that is due is missing{others}{texts}"
-    )
+    mode = inputs.mode_for_others
+    readers = f"; others on this machine can read it (mode {mode}): chmod 700" if mode else ""
+    due = "no checkpoint, metrics, environment or summary that is due is missing"
+    return found.seen(f"{due}{others}{texts}{readers}")
 
 
 @check(

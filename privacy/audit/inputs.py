@@ -207,10 +207,12 @@ class AuditInputs:
     # Files that the run's folder lacks, and what each would show.
     missing: Mapping[str, str] = field(default_factory=dict)
     # What no run writes into checkpoints, metrics, summary, environment or an old ledger, in words;
-    # the folder's other files; and its files for people, which nothing checks.
+    # the folder's other files; its files for people, which nothing checks; and its mode, where it
+    # is open to others on the machine.
     foreign: tuple[str, ...] = ()
     other_files: tuple[str, ...] = ()
     texts: tuple[str, ...] = ()
+    mode_for_others: str = ""
     # What the mechanism's own module says of it today; None before ``as_recorded``.
     built_description: Description | None = None
     # Digests of the user's plug-ins by name, by where they are recorded ("environment.json"); of

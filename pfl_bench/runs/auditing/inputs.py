@@ -26,6 +26,7 @@ from pfl_bench.runs.auditing.opened import OpenedRun, rebuild
 from pfl_bench.runs.auditing.replay import make_replay
 from pfl_bench.runs.base_plan import compose_of, configured_of
 from pfl_bench.runs.checkpoint import load, restoring, steps_saved
+from pfl_bench.runs.folder import mode_for_others
 from pfl_bench.runs.membership import read_attacks
 from pfl_bench.simulation.devices.cohorts import digest_of
 from pfl_bench.simulation.devices.timeline import TIMELINES
@@ -100,6 +101,7 @@ def gather_inputs(run: OpenedRun, statement: Mapping[str, Any]) -> AuditInputs:
         foreign=tuple(others),
         other_files=tuple(foreign.files(folder)),
         texts=tuple(name for name in foreign.TEXTS if (folder / name).exists()),
+        mode_for_others=mode_for_others(folder),
         plugins=_plugin_records(run),
     )
 

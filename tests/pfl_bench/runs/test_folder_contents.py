@@ -168,7 +168,11 @@ def test_the_verdict_names_files_that_were_not_looked_at(
     sound = last_line(path, capsys)
     assert sound.startswith("PASSED: recomputed 6 of 6 rounds; ")
     assert "not looked at" not in sound
-    assert "text that is not checked: run.log, report.html" in checked(path).evidence
+    assert checked(path).evidence.endswith("text that is not checked: run.log, report.html")
+    path.chmod(0o750)
+    assert checked(path).evidence.endswith(
+        "others on this machine can read it (mode 0750): chmod 700"
+    )
 
     (path / "updates.pt").write_bytes(b"")
     (path / "notes.txt").write_text("")
