@@ -135,28 +135,23 @@ def audit_run(
     mode: Mode = "none" if cannot_run else recompute
     again = recompute_run(run, seed, mode, seconds)
     if mode != "none":
-        checks = [*checks, again.to_check()]
+        checks.append(again.to_check())
     if is_central:
         again.mode, again.unit = recompute, "steps"
     if is_central and evidence is not None:
         # Batches and noise are drawn for as long again as sums are computed.
         limits = {"none": _RECOMPUTE_SECONDS, "first": 0.0, "all": math.inf}
-        multiplier = as_number(statement.get("noise_multiplier"))
         limit = limits.get(recompute, seconds / 2.0)
-        made = recompute_dp_sgd(run, evidence, multiplier, seed, limit)
-        names = {check.name for check in made}
-        checks = [*(check for check in checks if check.name not in names), *made]
+        noise = as_number(statement.get("noise_multiplier"))
+        made = {check.name: check for check in recompute_dp_sgd(run, evidence, noise, seed, limit)}
+        checks = [*(check for check in checks if check.name not in made), *made.values()]
         again.of = len(evidence.steps)
-        again.rounds = list(range(1, 1 + int(made[-1].numbers.get("steps", 0))))
-    is_here = isinstance(inputs.seed, SeedRecord) and inputs.seed.is_of_this_machine
+        again.rounds = [*range(1, 1 + int(made["recomputation"].numbers.get("steps", 0)))]
     allowed = {"none": 0.0, "all": math.inf}.get(recompute, seconds)
-    rebuilt = inputs.rebuilt.statement
-    # Rounds of a final statement computed anew are all that configuration and budget allow.
-    ended_early = rebuilt is not None and statement["rounds"] < rebuilt["rounds"]
-    checks = [*checks, check_outcome(run, is_here, allowed, ended_early)]
+    checks.append(check_outcome(run, inputs, allowed))
     selection = read_json(folder / "selection.json")
     if selection is not None:
-        checks = [*checks, check_selection(selection, evidence, inputs, choice_problems(folder))]
+        checks.append(check_selection(selection, evidence, inputs, choice_problems(folder)))
     done = RunAudit(
         inputs=inputs,
         checks=tuple(checks),

@@ -17,7 +17,7 @@ import numpy as np
 from privacy.audit.check import Finding, check
 from privacy.audit.errors import IncompleteError, SkippedError
 from privacy.audit.evidence import Evidence
-from privacy.audit.inputs import SIDES, AuditInputs, as_number, json_equal, side_by_side
+from privacy.audit.inputs import SIDES, AuditInputs, as_number, differing, json_equal
 from privacy.audit.own_schemes import ADJACENCY, own_users
 
 _OF_ANY = {"weighting": "uniform", "uploads": ["update"], "batchnorm_layers": []}
@@ -54,14 +54,12 @@ def check_chain(evidence: Evidence, inputs: AuditInputs) -> Finding:
 
     What these say of rounds that the ledger has not, ``check_rounds`` tells.
     """
-    names: list[tuple[str, Any, Any]] = []
-    if inputs.summary is not None:
-        summary = inputs.summary
-        names.append(("the summary", summary.get("rounds"), summary.get("ledger_digest")))
-    if inputs.saved is not None:
-        names.append(("the newest checkpoint", inputs.saved.rounds, inputs.saved.digest))
+    summary, saved = inputs.summary or {}, inputs.saved
     found, agreeing = Finding(), []
-    for where, rounds, digest in names:
+    for where, rounds, digest in (
+        ("the summary", summary.get("rounds"), summary.get("ledger_digest")),
+        ("the newest checkpoint", saved and saved.rounds, saved and saved.digest),
+    ):
         # Nothing released, or written by a version that did not name its ledger.
         if digest is None or type(rounds) is not int or not 0 <= rounds <= evidence.rounds:
             continue
@@ -172,10 +170,9 @@ def check_configuration(evidence: Evidence, inputs: AuditInputs) -> Finding:
     for name, recorded, source, expected in _comparisons(inputs, evidence.constants):
         compared += 1
         ours = "privacy.json" if name == "privacy" else "the ledger"
-        found.problems += [
-            f"{path} is {one} in {ours} and {other} in {source}"
-            for path, one, other in _differing(name, recorded, expected)
-        ]
+        for path, *values in differing(recorded, expected, name, absent=...):
+            one, other = ("absent" if value is ... else f"{value!r:.80}" for value in values)
+            found.problems.append(f"{path} is {one} in {ours} and {other} in {source}")
     found.problems += _derived_problems(inputs, evidence)
     text = f"{compared} comparisons with configuration, statement and data"
     return found.seen(text, compared=compared)
@@ -201,26 +198,22 @@ def check_plugins(evidence: Evidence, inputs: AuditInputs) -> Finding:
     return found.seen(text + others, plugins=len(recorded), changed_since=changed)
 
 
-def _differing(path: str, one: Any, other: Any) -> Iterator[tuple[str, str, str]]:
-    """Paths at which two JSON values differ, with both values as text."""
-    for where, *values in side_by_side(one, other, path, absent=...):
-        if not json_equal(*values):
-            ours, theirs = ("absent" if value is ... else f"{value!r:.80}" for value in values)
-            yield where, ours, theirs
-
-
 def _comparisons(
     inputs: AuditInputs, constants: Mapping[str, Any]
 ) -> Iterator[tuple[str, Any, str, Any]]:
     """Name, value in the ledger, where else it is said, value there."""
     configured, statement, data = inputs.configured, inputs.statement, inputs.data
     config, stating = "the configuration", "the statement"
-    own = ("unit", "mechanism", "mechanism_options", "sampling", "separation")
-    known = {key: getattr(configured, key) for key in (*own, "max_participations", "accountant")}
-    known |= {"weighting": configured.weighting, "denominator": configured.cohort_size}
-    sources: list[tuple[str, Mapping[str, Any]]] = [(config, known)]
+    own = (
+        "unit", "mechanism", "mechanism_options", "sampling", "separation", "max_participations",
+        "accountant", "weighting",
+    )  # fmt: skip
+    known = {key: getattr(configured, key) for key in own}
     stated_too = ("unit", "mechanism", "adjacency", "accountant", "num_parameters")
-    sources.append((stating, {key: statement.get(key) for key in stated_too}))
+    sources: list[tuple[str, Mapping[str, Any]]] = [
+        (config, known | {"denominator": configured.cohort_size}),
+        (stating, {key: statement.get(key) for key in stated_too}),
+    ]
     if data.checksum is not None:
         sources.append(("the data", {"data": data.checksum}))
     if data.num_parameters is not None:
@@ -240,20 +233,21 @@ def _comparisons(
         expected = described if agrees else own_words.to_json_dict()
         yield "mechanism_description", described, "the mechanism's module", expected
     sides = {label: constants.get(label) or {} for label in SIDES}
+    simulated = configured.noise_cohort_size or configured.cohort_size
+    of_config: dict[str, dict[str, float | None]] = {
+        "simulated": {"cohort_size": simulated, "noise_multiplier": configured.noise_multiplier},
+        "actual": {"cohort_size": configured.cohort_size},
+    }
     for label, recorded in sides.items():
         stated = inputs.side(label)
         for key in sorted({*recorded} & {*stated}):
             yield f"{label}.{key}", recorded[key], stating, stated[key]
         for key, default in (("sampling", None), ("separation", 1), ("max_participations", None)):
             yield f"{label}.{key}", constants.get(key, default), stating, stated.get(key, default)
-        if configured.delta is not None:
-            yield f"{label}.delta", recorded.get("delta"), config, configured.delta
-    cohort, noise = configured.cohort_size, sides["simulated"].get("noise_multiplier")
-    yield "actual.cohort_size", sides["actual"].get("cohort_size"), config, cohort
-    cohort = configured.noise_cohort_size or cohort
-    yield "simulated.cohort_size", sides["simulated"].get("cohort_size"), config, cohort
-    if configured.noise_multiplier is not None:
-        yield "simulated.noise_multiplier", noise, config, configured.noise_multiplier
+        for key, value in ({"delta": configured.delta} | of_config[label]).items():
+            if value is not None:
+                yield f"{label}.{key}", recorded.get(key), config, value
+    noise = sides["simulated"].get("noise_multiplier")
     # The statement's own head repeats the deployment's multiplier.
     yield "simulated.noise_multiplier", noise, stating, statement.get("noise_multiplier")
     if inputs.summary is not None:

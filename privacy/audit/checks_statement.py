@@ -8,14 +8,12 @@ words may differ without a lie, and numbers by what optimizers and calibration l
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
 from typing import Any
 
 from privacy.audit.check import Finding, check
 from privacy.audit.errors import IncompleteError
 from privacy.audit.evidence import Evidence
-from privacy.audit.inputs import AuditInputs, as_number, json_equal, side_by_side
+from privacy.audit.inputs import AuditInputs, differing
 
 # Relative: coefficients that another machine optimizes differ by less.
 _OF_ANOTHER_MACHINE = 1e-3
@@ -36,8 +34,7 @@ def check_statement(evidence: Evidence, inputs: AuditInputs) -> Finding:
     rebuilt, found = inputs.rebuilt, Finding()
     if rebuilt.unknown:
         raise IncompleteError(f"the statement cannot be computed anew: {rebuilt.unknown}")
-    record = inputs.seed
-    is_here = not isinstance(record, str) and record.is_of_this_machine
+    record, is_here = inputs.seed, inputs.is_of_this_machine
     stated, unknown = inputs.statement, []
     other = (
         "by other code, versions or another processor than the run's, so that it may differ "
@@ -47,8 +44,8 @@ def check_statement(evidence: Evidence, inputs: AuditInputs) -> Finding:
         if not is_here:
             raise IncompleteError(f"{rebuilt.refused}; {other}")
         return Finding([rebuilt.refused]).seen("the configuration")
-    differing = list(_differences(stated, rebuilt.statement, is_here))
-    for path, before, now in differing:
+    near = 1e-9 if is_here else _OF_ANOTHER_MACHINE
+    for path, before, now in differing(stated, rebuilt.statement, near=near):
         if not is_here and path.partition(".")[0] in _WORDED:
             unknown.append(path)
         else:
@@ -67,15 +64,6 @@ def check_statement(evidence: Evidence, inputs: AuditInputs) -> Finding:
     if unknown and not found.problems:
         raise IncompleteError(f"{', '.join(unknown)} would be stated otherwise, {other}")
     return found.seen(f"{len(rebuilt.statement)} fields computed anew")
-
-
-def _differences(stated: Any, expected: Any, is_exact: bool) -> Iterator[tuple[str, Any, Any]]:
-    """Paths at which two JSON values differ, with both values."""
-    for path, *values in side_by_side(stated, expected):
-        one, other = map(as_number, values)
-        is_near = not is_exact and math.isclose(one, other, rel_tol=_OF_ANOTHER_MACHINE)
-        if not is_near and not json_equal(*values):
-            yield path, *values
 
 
 def _short(value: Any) -> str:

@@ -27,6 +27,8 @@ SIDES = ("simulated", "actual")
 Compose = Callable[[str, Mapping[str, Any], "Participation", float, int], "Composition"]
 DrawUsers = Callable[[int, int], NDArray[np.int64]]
 Array = NDArray[np.float64]
+# Relative, of equal numbers.
+_NEAR = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,6 +232,11 @@ class AuditInputs:
         """Whether the statement claims any noise at all."""
         return as_number(self.statement.get("noise_multiplier")) > 0.0
 
+    @property
+    def is_of_this_machine(self) -> bool:
+        """Whether code, versions and processor are known to be those of the run."""
+        return not isinstance(self.seed, str) and self.seed.is_of_this_machine
+
     def as_recorded(self, constants: Mapping[str, Any]) -> AuditInputs:
         """The same, with the mechanism as a ledger's constants describe it, where they do.
 
@@ -262,31 +269,34 @@ def as_number(value: Any) -> float:
         return math.nan
 
 
-def side_by_side(
-    first: Any, second: Any, path: str = "", absent: Any = None
+def differing(
+    first: Any, second: Any, path: str = "", absent: Any = None, near: float = _NEAR
 ) -> Iterator[tuple[str, Any, Any]]:
-    """Dotted paths of what two JSON values hold, with both values; ``absent`` where one has none.
+    """Dotted paths at which two JSON values differ, with both; ``absent`` where one has none.
 
-    What is an object in both is looked into; all else is one value.
+    What is an object in both is looked into; numbers are equal to ``near`` of them.
     """
     if isinstance(first, Mapping) and isinstance(second, Mapping):
         for key in sorted({*first, *second}):
             where = f"{path}.{key}" if path else str(key)
-            values = (first.get(key, absent), second.get(key, absent))
-            yield from side_by_side(*values, where, absent)
-    else:
+            yield from differing(
+                first.get(key, absent), second.get(key, absent), where, absent, near
+            )
+    elif not json_equal(first, second, near):
         yield path, first, second
 
 
-def json_equal(first: Any, second: Any) -> bool:
-    """Whether two JSON values are equal, numbers to 1e-9 of them."""
+def json_equal(first: Any, second: Any, near: float = _NEAR) -> bool:
+    """Whether two JSON values are equal, numbers to ``near`` of them."""
     if isinstance(first, Mapping) and isinstance(second, Mapping):
         return set(first) == set(second) and all(
-            json_equal(first[key], second[key]) for key in first
+            json_equal(first[key], second[key], near) for key in first
         )
     if isinstance(first, (list, tuple)) and isinstance(second, (list, tuple)):
-        return len(first) == len(second) and all(map(json_equal, first, second))
+        return len(first) == len(second) and all(
+            json_equal(*pair, near) for pair in zip(first, second, strict=True)
+        )
     one, other = as_number(first), as_number(second)
     if math.isnan(one) or math.isnan(other):
         return bool(first == second)
-    return math.isclose(one, other, rel_tol=1e-9)
+    return math.isclose(one, other, rel_tol=near)

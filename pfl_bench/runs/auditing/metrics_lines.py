@@ -23,41 +23,21 @@ _ENDLESS = 1e100
 RIGHT, TRIALS = "canaries/right", "canaries/trials"
 
 
-def problems_of_lines(
+def summary_problems(
     options: EvaluationOptions,
     unit: str,
     summary: Mapping[str, Any],
     saved: Mapping[str, Any] | None,
-    canaries: Mapping[str, Any],
     rows: Sequence[Mapping[str, Any]],
     directions: MetricDirections,
 ) -> Iterator[str]:
-    """Members of summary and canaries that are not what the lines of metrics come to, in words.
+    """Members of a summary that are not what the lines of metrics come to, in words.
 
-    ``unit`` is "round" or "epoch", ``saved`` the newest checkpoint; None without one.
+    Then total costs of lines that are not the sums of the costs so far. ``unit`` is "round" or
+    "epoch"; the loss at the start is the newest checkpoint's, ``saved``, or else the summary's.
     """
-    if rows:
-        members, totals = _come_to(options, unit, summary, saved, rows, directions)
-        for key, own in members.items():
-            if not json_equal(summary.get(key), to_json_value(own)):
-                yield f"{key} is not what {METRICS_FILE} comes to"
-        yield from totals[:1]
-    yield from _canary_problems(canaries, rows)
-
-
-def _come_to(
-    options: EvaluationOptions,
-    unit: str,
-    summary: Mapping[str, Any],
-    saved: Mapping[str, Any] | None,
-    rows: Sequence[Mapping[str, Any]],
-    directions: MetricDirections,
-) -> tuple[dict[str, Any], list[str]]:
-    """Members of a summary that follow from the lines of metrics, of which there are some.
-
-    Beside them, in words, total costs of lines that are not the sums of the costs so far. The loss
-    at the start is the newest checkpoint's, ``saved``; without one, the summary's.
-    """
+    if not rows:
+        return
     best = best_over_rounds(rows, options.splits, directions)
     name = options.select_best or ""
     chosen = best.get(name)
@@ -95,10 +75,13 @@ def _come_to(
         "budgets": costs.budgets(),
         "diverged": watch.found,
     }
-    return members, others
+    for key, found in members.items():
+        if not json_equal(summary.get(key), to_json_value(found)):
+            yield f"{key} is not what {METRICS_FILE} comes to"
+    yield from others[:1]
 
 
-def _canary_problems(
+def canary_problems(
     canaries: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
 ) -> Iterator[str]:
     """Compare the trials of canaries with what the lines of metrics have of each round."""

@@ -4,9 +4,9 @@ Guarantee: what names the run (row, task, data, seed, size) is compared with its
 the data as they are opened today; what follows from ``metrics.jsonl`` with its lines, whose total
 costs are the sums of the costs before (``metrics_lines``); canaries with their file; the loss at
 the start with that of the model as it is built today; and the final metrics, and those of rounds of
-which a checkpoint has the model, with those of the model, where time allows; of each split once by
-a loop of the audit's own. Metrics of other rounds are the run's word alone. Seconds are recorded
-nowhere else, and published numbers are compared anew by whoever shows them.
+which a checkpoint has the model, with those of the model, where time allows, by a loop of the
+audit's own. Metrics of other rounds are the run's word alone. Seconds are recorded nowhere else,
+and published numbers are compared anew by whoever shows them.
 """
 
 from __future__ import annotations
@@ -21,14 +21,13 @@ import torch
 
 from pfl_bench.config.row_differences import settings_digest
 from pfl_bench.config.yaml_text import read_yaml
-from pfl_bench.evaluation.evaluator import Evaluator, families_of
+from pfl_bench.evaluation.evaluator import families_of
 from pfl_bench.evaluation.splits import initial_loss
 from pfl_bench.federated.parts import build_forward
-from pfl_bench.files import read_json, read_metrics, to_json_value
+from pfl_bench.files import to_json_value
 from pfl_bench.metrics import MetricDirections, is_spread
 from pfl_bench.profiling import one_thread
-from pfl_bench.runs.auditing.inputs import METRICS_FILE
-from pfl_bench.runs.auditing.metrics_lines import problems_of_lines
+from pfl_bench.runs.auditing.metrics_lines import canary_problems, summary_problems
 from pfl_bench.runs.auditing.opened import OpenedRun, initial_model
 from pfl_bench.runs.auditing.plain_evaluation import plain_metrics
 from pfl_bench.runs.checkpoint import load, load_latest, steps_saved
@@ -37,7 +36,7 @@ from pfl_bench.types import UserInputError
 from pfl_bench.types.results import CANARIES_IN_SUMMARY
 from privacy.audit.check import Check, Finding, conclude
 from privacy.audit.errors import IncompleteError, SkippedError
-from privacy.audit.inputs import as_number, json_equal
+from privacy.audit.inputs import AuditInputs, as_number, json_equal
 from privacy.plan.plan import tensor_digest
 
 NAME = "outcome"
@@ -55,15 +54,12 @@ _OF_DATA = ("variant", "checksum", "split_by", "extra", "num_users")
 
 
 @one_thread()
-def check_outcome(
-    run: OpenedRun, is_of_this_machine: bool, seconds: float, ended_early: bool = False
-) -> Check:
+def check_outcome(run: OpenedRun, inputs: AuditInputs, seconds: float) -> Check:
     """Check the summary; metrics are computed anew if that takes so many seconds at most.
 
     A metric that differs fails where code and machine are the run's, and is left open elsewhere.
-    ``ended_early`` says that the run has ended before what its configuration and budget allow.
     """
-    summary, found = read_json(run.folder / "summary.json"), Finding()
+    summary, found = inputs.summary, Finding()
     if summary is None or isinstance(run.opened, str):
         why = "the run has no summary yet" if summary is None else str(run.opened)
         return Check(NAME, "skipped", _CLAIM, why)
@@ -71,55 +67,53 @@ def check_outcome(
     said = {**summary, **{f"data.{key}": value for key, value in data.items()}}
     directions = MetricDirections.of(families_of(run.opened[0], run.resolved.config))
     saved = load_latest(run.folder / "checkpoints")
-    named = _named(run, summary, directions, is_of_this_machine)
-    if ended_early and named["status"] != "finished":
+    named = _named(run, inputs, directions)
+    unit = "epoch" if inputs.configured.unit == "example" else "round"
+    # Rounds of a final statement computed anew are all that configuration and budget allow.
+    allowed = inputs.rebuilt.statement or inputs.statement
+    if inputs.statement["rounds"] < allowed["rounds"] and named["status"] != "finished":
         del named["status"]
-        found.add(
-            True,
-            f"the run ended after {summary.get('rounds')} of {_total(run)} "
-            f"{_unit(run)}s, and neither its configuration nor an exhausted budget explains it",
+        found.problems.append(
+            f"the run ended after {summary.get('rounds')} of {inputs.configured.num_rounds} "
+            f"{unit}s, and neither its configuration nor an exhausted budget explains it"
         )
     for key, own in named.items():
         stated = said.get(key)
         found.add(not json_equal(stated, own), f"{key} is {stated!r:.80}, but comes to {own!r:.80}")
-    rows = read_metrics(run.folder / METRICS_FILE)
-    canaries = read_json(run.folder / "canaries.json") or {}
-    found.problems += problems_of_lines(
-        run.resolved.config.evaluation, _unit(run), summary, saved, canaries, rows, directions
-    )
+    rows = () if inputs.metrics is None else inputs.metrics.rows
+    options = run.resolved.config.evaluation
+    found.problems += summary_problems(options, unit, summary, saved, rows, directions)
+    found.problems += canary_problems(inputs.canaries or {}, rows)
     differing = [*_other_start(run, saved or {})]
     try:
         text, others = _metrics(run, summary, saved, rows, seconds)
         differing += others
     except SkippedError as error:
         text = f"its names; metrics not computed anew: {error}"
-    if differing and not is_of_this_machine and not found.problems:
+    if differing and not inputs.is_of_this_machine and not found.problems:
         text = f"by other code or another machine than the run's, {'; '.join(differing)}"
         return Check(NAME, IncompleteError.outcome, _CLAIM, text)
     found.problems += differing
     return conclude(NAME, _CLAIM, found.seen(text))
 
 
-def _named(
-    run: OpenedRun, summary: Mapping[str, Any], directions: MetricDirections, is_exact: bool
-) -> dict[str, Any]:
+def _named(run: OpenedRun, inputs: AuditInputs, directions: MetricDirections) -> dict[str, Any]:
     """Members of a summary that follow from configuration, data, model and canaries.
 
     Facts of the data that runs of before did not write are not wanted. The text of their source is
-    wanted only if ``is_exact`` (other code may word it otherwise) and from where the run had them:
-    of data that were moved it may name the file.
+    wanted only on the run's machine (other code may word it otherwise) and from where the run had
+    them: of data that were moved it may name the file.
     """
     assert not isinstance(run.opened, str)
-    (task, model), config = run.opened, run.resolved.config
+    (task, model), config, summary = run.opened, run.resolved.config, inputs.summary or {}
     facts = asdict(replace(task.facts, class_names=()))
     facts["num_users"] = {split: task.split(split).num_users for split in task.split_names}
     # As it is written there: what this version fills in has not decided the run.
     written = read_yaml(run.folder / "config.yaml")
     is_moved = (written.get("task") or {}).get("data") != run.resolved.tree["task"].get("data")
-    worded = {"source"} if is_moved or not is_exact else set()
+    worded = {"source"} if is_moved or not inputs.is_of_this_machine else set()
     wanted = {*_OF_DATA, *(summary.get("data") or {})} - worded
-    facts = {key: value for key, value in facts.items() if key in wanted}
-    canaries = read_json(run.folder / "canaries.json")
+    is_whole = summary.get("rounds") == inputs.configured.num_rounds
     named = {
         "format_version": SUMMARY_VERSION,
         "name": config.name,
@@ -127,28 +121,18 @@ def _named(
         "task": run.resolved.tree["task"]["name"],
         "variant": task.facts.variant,
         "seed": config.seed,
-        "status": "finished" if summary.get("rounds") == _total(run) else "budget_exhausted",
+        "status": "finished" if is_whole else "budget_exhausted",
         "metric_directions": directions.to_json_dict(),
         "num_parameters": model.num_parameters,
         "pinned_nonce": getattr(config.privacy, "nonce", None) is not None,
         "settings_sha256": settings_digest(written),
-        "canaries": canaries and {key: canaries.get(key) for key in CANARIES_IN_SUMMARY},
-        **{f"data.{key}": to_json_value(value) for key, value in facts.items()},
+        "canaries": inputs.canaries
+        and {key: inputs.canaries.get(key) for key in CANARIES_IN_SUMMARY},
+        **{f"data.{key}": to_json_value(facts[key]) for key in facts if key in wanted},
     }
-    if is_exact and run.is_known_model:
+    if inputs.is_of_this_machine and run.is_known_model:
         named["departure"] = getattr(model.module, "departure", "")
     return named
-
-
-def _total(run: OpenedRun) -> int | None:
-    """Rounds or epochs that are configured; None where the setting has none."""
-    config = run.resolved.config
-    total = config.federated.num_rounds if config.federated else None
-    return config.central.num_epochs if config.central else total
-
-
-def _unit(run: OpenedRun) -> str:
-    return "epoch" if run.resolved.config.central else "round"
 
 
 def _other_start(run: OpenedRun, saved: Mapping[str, Any]) -> Iterator[str]:
@@ -184,18 +168,17 @@ def _metrics(
         raise SkippedError("no checkpoint has the model that was evaluated")
     if tensor_digest(vector) != summary.get("model_sha256"):
         raise SkippedError("the newest checkpoint has another model: see central_chain")
-    before, seen, plain = model.vector.clone(), list[str](), set[str]()
-    differing, families = list[str](), families_of(task, config)
+    before, seen, differing = model.vector.clone(), list[str](), list[str]()
+    families, size = families_of(task, config), config.evaluation.batch_size
     try:
         forward = build_forward(run.resolved, task, model)
-        evaluator = Evaluator(config, task, model, forward, None)
         for at, values, names, said in (
             ("", vector, config.evaluation.final_splits, stated),
             *_evaluated(run, saved, rows, model.vector),
         ):
             model.vector.copy_(values)
             started = time.monotonic()
-            evaluator.measure(names, 0, _PARTS)
+            plain_metrics(forward, task, families, names, size, _PARTS)
             needed = _PARTS * (time.monotonic() - started)
             late = f"that takes {needed:.0f} s: see --recompute-seconds"
             if needed > seconds and not seen:
@@ -204,10 +187,7 @@ def _metrics(
                 seen.append(f"{at}not computed anew: {late}")
                 break
             seconds -= needed
-            own = evaluator.evaluate(names)[0]
-            for name in sorted({*names} - plain):
-                own |= plain_metrics(forward, task, families, name, config.evaluation.batch_size)
-            plain |= {*names}
+            own = plain_metrics(forward, task, families, names, size)
             differing += [at + problem for problem in _differing(said, own)]
             seen.append(f"{at}{len(own)} metrics of {', '.join(names)}")
     except UserInputError as error:
@@ -251,12 +231,9 @@ def _evaluated(
 
 
 def _vector(saved: Mapping[str, Any] | None, summary: Mapping[str, Any]) -> torch.Tensor | None:
-    if saved is None:
-        return None
-    if summary.get("selected") is None:
-        vector = saved["trainer"].get("central")
-    else:
-        vector = (saved.get("best") or {}).get("vector")
+    is_last = summary.get("selected") is None
+    held = (saved or {}).get("trainer" if is_last else "best") or {}
+    vector = held.get("central" if is_last else "vector")
     return vector if isinstance(vector, torch.Tensor) and vector.dtype == torch.float32 else None
 
 

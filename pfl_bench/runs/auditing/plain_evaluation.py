@@ -15,27 +15,35 @@ from pfl_bench.types import Task
 
 @torch.no_grad()
 def plain_metrics(
-    forward: Forward, task: Task, families: Sequence[str], name: str, batch_size: int
+    forward: Forward,
+    task: Task,
+    families: Sequence[str],
+    splits: Sequence[str],
+    batch_size: int,
+    part: int = 1,
 ) -> dict[str, float]:
-    """Metrics over all examples of the split ``name``, of the model that is in memory.
+    """Metrics over all examples of some splits, of the model that is in memory.
 
     Named as an evaluation names them ("val/loss"), with the numbers of examples and of clients that
     have any. Shared with evaluation are the data, the forward pass and each metric's formula; which
-    examples are measured is decided here.
+    examples are measured is decided here. With ``part`` k they are the first k-th of each split.
     """
-    split, metrics = task.split(name), build_metrics(task, families)
     step = min(batch_size, examples_at_once(task.facts.input_shape, forward.device) or batch_size)
-    was_training = forward.module.training
+    was_training, result = forward.module.training, dict[str, float]()
     forward.module.eval()
     try:
-        for start in range(0, split.num_examples, step):
-            examples = split.read_range(start, min(start + step, split.num_examples))
-            outputs = forward.outputs(examples.inputs.to(forward.device))
-            for metric in metrics:
-                metric.update(outputs, examples.targets.to(forward.device))
+        for name in splits:
+            split, metrics = task.split(name), build_metrics(task, families)
+            end = -(-split.num_examples // part)
+            for start in range(0, end, step):
+                examples = split.read_range(start, min(start + step, end))
+                outputs = forward.outputs(examples.inputs.to(forward.device))
+                for metric in metrics:
+                    metric.update(outputs, examples.targets.to(forward.device))
+            found = {key: value for metric in metrics for key, value in metric.compute().items()}
+            found["num_examples"] = split.num_examples
+            found["num_clients"] = int(np.count_nonzero(np.diff(split.offsets)))
+            result |= {f"{name}/{key}": float(value) for key, value in found.items()}
     finally:
         forward.module.train(was_training)
-    found = {key: value for metric in metrics for key, value in metric.compute().items()}
-    found["num_examples"] = split.num_examples
-    found["num_clients"] = int(np.count_nonzero(np.diff(split.offsets)))
-    return {f"{name}/{key}": float(value) for key, value in found.items()}
+    return result
