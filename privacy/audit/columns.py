@@ -22,18 +22,17 @@ LISTS = ("batch_sizes", "batch_digests", *VECTORS)
 
 
 class StepColumns:
-    """Steps, in order, as far as the lines have them; ``missing`` is the lines that have none."""
+    """Steps, in order, as far as the lines have them.
+
+    ``counts`` are the steps of each line that has them; ``missing`` is the lines that have none.
+    """
 
     def __init__(self) -> None:
-        self.missing = 0
-        self._epochs, self._numbers, self._sizes = array("q"), array("q"), array("q")
-        self._sketches = array("d")
-        self._digests = bytearray()
-        self._lines = 0
+        self.missing, self.counts = 0, list[int]()
+        self._sizes, self._sketches, self._digests = array("q"), array("d"), bytearray()
 
     def take(self, entry: Mapping[str, Any], where: str) -> None:
         """Take in a line; a value of the wrong kind is a ``LedgerError``."""
-        self._lines += 1
         if "observed" not in entry:
             self.missing += 1
             return
@@ -49,16 +48,10 @@ class StepColumns:
             self._digests += values.digest(digest, f"{where}.batch_digests'", DIGEST_LENGTH)
             for name, vector in zip(VECTORS, vectors, strict=True):
                 self._sketches.extend(values.numbers(vector[step], _WIDTH, f"{where}.{name}'"))
-        self._epochs.extend([self._lines] * len(sizes))
-        self._numbers.extend(range(1, len(sizes) + 1))
+        self.counts.append(len(sizes))
 
     def __len__(self) -> int:
         return len(self._sizes)
-
-    @property
-    def epochs(self) -> NDArray[np.int64]:
-        """Shape (S,): the epoch of each step, from 1."""
-        return np.asarray(self._epochs, np.int64)
 
     @property
     def sizes(self) -> NDArray[np.int64]:
@@ -74,11 +67,3 @@ class StepColumns:
         """The batch's digest of a step, counted from 0, in hexadecimal."""
         width = DIGEST_LENGTH // 2
         return self._digests[width * index : width * (index + 1)].hex()
-
-    def number(self, index: int) -> int:
-        """Of a step, counted from 0: which one it is of its epoch, from 1."""
-        return self._numbers[index]
-
-    def place(self, index: int) -> str:
-        """A step, counted from 0, in words."""
-        return f"epoch {self._epochs[index]}, step {self._numbers[index]}"

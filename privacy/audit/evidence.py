@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from privacy.audit import values
 from privacy.audit.columns import LISTS, StepColumns
-from privacy.audit.errors import SkippedError
+from privacy.audit.errors import IncompleteError, SkippedError
 from privacy.audit.inputs import as_number
 from privacy.description import Description
 from privacy.errors import LedgerError
@@ -33,24 +33,28 @@ _PLAIN = (
     "num_canaries", "num_contributions", "num_nonfinite", "num_clipped", "total_weight",
     "largest_norm", "largest_clipped_norm", "sum_norm", "unseen", "watched", "steps",
 )  # fmt: skip
-# Lists of numbers, and how many there are at most.
-_SKETCH = {"projections": PROJECTIONS, "coordinates": COORDINATES}
-_LISTS = {"noise": {"head": HEAD, "segments": SEGMENTS}, "central": _SKETCH, "release": _SKETCH}
-_WIDTHS = {f"{part}.{key}": width for part, keys in _LISTS.items() for key, width in keys.items()}
 # SHA-256 of the central parameters before the step, of the users drawn, of those whose updates came
 # in, and of the release, which every version records.
 _DIGESTS = ("central", "users", "trained", "release")
 # What older versions did not record.
 _NEW = ("watched", "reports", "central", "release")
+_SKETCH = {"norm": 0, "projections": PROJECTIONS, "coordinates": COORDINATES}
 _NOISE = ("count", "sum", "sum_squares", "dot_sum", "lag_correlation", "rounding", "count_draw")
-_NESTED = {
-    "probe": ("norm", "moved", "bit"),
-    "reports": REPORT_KEYS,
-    "noise": _NOISE,
-    "central": ("norm",),
-    "release": ("norm",),
+# What lines have, by the part that it is in: of a list, how many numbers there are at most; 0 of a
+# number.
+_PARTS: dict[str, dict[str, int]] = {
+    "": dict.fromkeys(_PLAIN, 0),
+    "probe": dict.fromkeys(("norm", "moved", "bit"), 0),
+    "reports": dict.fromkeys(REPORT_KEYS, 0),
+    "noise": {**dict.fromkeys(_NOISE, 0), "head": HEAD, "segments": SEGMENTS},
+    "central": _SKETCH,
+    "release": _SKETCH,
 }
-_NAMES = (*_PLAIN, *(f"{part}.{key}" for part, keys in _NESTED.items() for key in keys))
+_WIDTHS = {
+    f"{part}.{key}".lstrip("."): width
+    for part, keys in _PARTS.items()
+    for key, width in keys.items()
+}
 # What must be the same in every line, where lines have it.
 CONSTANT = (
     "unit", "mechanism", "mechanism_options", "mechanism_description", "sampling", "separation",
@@ -67,12 +71,13 @@ _SIDE = dict.fromkeys(
 _RELEASED = dict.fromkeys(("count", "sum_squares"))
 # All that a run writes into a line; options and plug-ins are compared elsewhere.
 _FORM: dict[str, Any] = {
-    **dict.fromkeys(("round", "previous", *_PLAIN, *CONSTANT)),
+    **dict.fromkeys(("round", "previous", *CONSTANT)),
     **dict.fromkeys(("users_sha256", "trained_sha256", "release_sha256")),
     **dict.fromkeys(("simulated", "actual"), _SIDE),
     "mechanism_description": dict.fromkeys(each.name for each in fields(Description)),
-    **{part: dict.fromkeys((*keys, *_LISTS.get(part, ()))) for part, keys in _NESTED.items()},
-    "central": dict.fromkeys(("sha256", "norm", *_SKETCH)),
+    **dict.fromkeys(_PLAIN),
+    **{part: dict.fromkeys(keys) for part, keys in _PARTS.items() if part},
+    "central": dict.fromkeys(("sha256", *_SKETCH)),
     "statistics": {"release_sha256": None, "mean": _RELEASED, "square": _RELEASED},
     "observed": dict.fromkeys(LISTS),
 }
@@ -145,6 +150,16 @@ class Evidence:
         self.need_lines()
         return tuple(self.columns[name] for name in names if name in self.columns)
 
+    def need_digests(self) -> None:
+        """Leave a check incomplete that needs parameters, releases and users; none has no line."""
+        self.need_lines()
+        if not self.has_digests:
+            raise IncompleteError(
+                "the ledger does not record the central parameters, the releases and who took "
+                "part: it was written by another version, or lines were stripped, and that the "
+                "model moved along the releases alone is unknown"
+            )
+
     def need_lines(self) -> None:
         """Skip a check that needs a line where there is none."""
         if not self.rounds:
@@ -156,7 +171,7 @@ def gather(lines: Iterable[tuple[Mapping[str, Any], str]]) -> Evidence:
 
     A line is let go before the next is asked for. A value of the wrong kind is a ``LedgerError``.
     """
-    columns = {name: array("d") for name in (*_NAMES, *_WIDTHS)}
+    columns = {name: array("d") for name in _WIDTHS}
     digests = {key: bytearray() for key in ("line", *_DIGESTS)}
     has_noise, has_digests, missing = array("b"), False, Counter[str]()
     steps, foreign = StepColumns(), set[str]()
@@ -167,19 +182,18 @@ def gather(lines: Iterable[tuple[Mapping[str, Any], str]]) -> Evidence:
         digests["line"] += bytes.fromhex(digest)
         where = f"round {number}"
         foreign.update(values.unnamed(entry, _FORM))
-        for name in _PLAIN:
-            columns[name].append(values.number(entry.get(name), f"{where}: '{name}'"))
-        for part, keys in _NESTED.items():
-            record = values.member(entry, part, f"{where}: '{part}'")
-            for key in keys:
-                name = f"{part}.{key}"
-                columns[name].append(values.number(record.get(key), f"{where}: '{name}'"))
-            for key, width in _LISTS.get(part, {}).items():
-                # A sketch is whole; older versions did not record all of the noise.
-                found = record.get(key, None if record and part != "noise" else [])
-                name = f"{part}.{key}"
-                columns[name].extend(values.numbers(found, width, f"{where}: '{name}'"))
-        missing.update(name for name in (*_PLAIN, *_NESTED) if name not in entry)
+        for part, keys in _PARTS.items():
+            record = values.member(entry, part, f"{where}: '{part}'") if part else entry
+            for key, width in keys.items():
+                name = f"{part}.{key}".lstrip(".")
+                named = f"{where}: '{name}'"
+                if width:
+                    # A sketch is whole; older versions did not record all of the noise.
+                    found = record.get(key, None if record and part != "noise" else [])
+                    columns[name].extend(values.numbers(found, width, named))
+                else:
+                    columns[name].append(values.number(record.get(key), named))
+        missing.update(name for name in (*_PLAIN, *_PARTS) if name and name not in entry)
         recorded = {key: entry.get(f"{key}_sha256") for key in _DIGESTS}
         recorded["central"] = (entry.get("central") or {}).get("sha256")
         has_digests |= None not in recorded.values()
@@ -203,10 +217,8 @@ def gather(lines: Iterable[tuple[Mapping[str, Any], str]]) -> Evidence:
     return Evidence(
         rounds=rounds,
         columns={
-            name: np.asarray(column).reshape(-1, _WIDTHS[name])
-            if name in _WIDTHS
-            else np.asarray(column)
-            for name, column in columns.items()
+            name: np.asarray(columns[name]).reshape((-1, width) if width else -1)
+            for name, width in _WIDTHS.items()
         },
         lacking=frozenset(name for name in missing if missing[name] == rounds),
         partly={

@@ -90,7 +90,7 @@ class _Run:
         seed: int | None,
         seconds: float,
     ) -> None:
-        if not len(steps) or steps.missing:
+        if not any(steps.counts[:1]) or steps.missing:
             raise SkippedError("the ledger has no steps: none was taken, or another version ran")
         if seed is None:
             raise IncompleteError("neither environment.json nor a checkpoint has the run's seed")
@@ -110,7 +110,7 @@ class _Run:
         self._split: FederatedSplit = task.split("train")
         self._forward = Forward(model.module, task, model.device)
         model.module.train()
-        per_epoch = int(np.count_nonzero(steps.epochs == 1))
+        per_epoch = steps.counts[0]
         self.settings = Settings(
             num_examples=self._split.num_examples,
             batch_size=central.batch_size,
@@ -141,7 +141,8 @@ class _Run:
 
     def take(self, index: int) -> None:
         """Take a step, counted from 0, and compare it; its sum while the start's time lasts."""
-        epoch, number = 1 + index // self.settings.steps_per_epoch, int(self._steps.number(index))
+        epoch, number = (1 + part for part in divmod(index, self.settings.steps_per_epoch))
+        self._place = f"epoch {epoch}, step {number}"
         if number == 1:
             rng = stream(self._seed, Purpose.CENTRAL_BATCHES, epoch)
             self._batches = batches_of_epoch(self.settings, rng)
@@ -179,38 +180,36 @@ class _Run:
 
     def checks(self) -> Iterator[Check]:
         """The checks made, with the differences found."""
+        batches, noise, sums = (self._found[name] for name in CHECKS)
         of = f"of {len(self._steps)} steps"
-        words = {
-            "cohort_replay": "batches of {} {} drawn anew, by their digests",
-            "noise_replay": "noise of {} {} drawn anew",
-            "recomputation": "clipped sums and parameters of {} {} computed again",
-        }
-        for name, claim in CHECKS.items():
-            found = self._found[name]
-            reason = {"noise_replay": self._no_noise, "recomputation": self._no_sums}.get(name)
-            if name == "recomputation" and not found.steps and not found.problems:
-                reason = reason or self._stopped
+        again = f"clipped sums and parameters of {sums.steps} {of} computed again"
+        if self._checkpoints:
+            names = ", ".join(map(str, sorted(self._checkpoints)))
+            again += f", from the start and from the checkpoints of epochs {names}"
+        if self._stopped:
+            again += f" (no further: {self._stopped})"
+        stopped = "" if sums.steps or sums.problems else self._stopped
+        rows = (
+            (batches, "", f"batches of {batches.steps} {of} drawn anew, by their digests"),
+            (noise, self._no_noise, f"noise of {noise.steps} {of} drawn anew"),
+            (sums, self._no_sums or stopped, again),
+        )
+        for (name, claim), (found, reason, text) in zip(CHECKS.items(), rows, strict=True):
             if reason:
                 yield Check(name, "skipped", claim, reason)
-                continue
-            text = words[name].format(found.steps, of)
-            if name == "recomputation" and self._checkpoints:
-                names = ", ".join(map(str, sorted(self._checkpoints)))
-                text += f", from the start and from the checkpoints of epochs {names}"
-            if name == "recomputation" and self._stopped:
-                text += f" (no further: {self._stopped})"
-            yield conclude(name, claim, found.compared(text))
+            else:
+                yield conclude(name, claim, found.compared(text))
 
     def _compare_batch(self, index: int, batch: NDArray[np.int64]) -> None:
         found, recorded = self._found["cohort_replay"], int(self._steps.sizes[index])
         found.steps += 1
-        flaw = ""
         if recorded != len(batch):
             flaw = f"{recorded} examples, where the seed draws {len(batch)}"
-        elif self._steps.digest(index) != batch_digest(batch):
+        else:
             flaw = f"other examples than the {len(batch)} that the seed draws"
-        if flaw:
-            found.problems.append(f"{self._steps.place(index)}: the batch has {flaw}")
+        # Of other numbers, the digests differ.
+        is_other = self._steps.digest(index) != batch_digest(batch)
+        found.add(is_other or recorded != len(batch), f"{self._place}: the batch has {flaw}")
 
     def _compare_buffers(self, saved: Mapping[int, Path]) -> None:
         """Compare what checkpoints hold beside parameters: nothing that the steps do moves it."""
@@ -220,13 +219,11 @@ class _Run:
             for holder in (state["trainer"], state.get("best") or {}):
                 for name, buffer in holder.get("buffers", {}).items():
                     known = own.get(name)
+                    same = known is not None and buffer.shape == known.shape
+                    if known is not None and same and known.is_floating_point():
+                        same = torch.allclose(buffer, known, rtol=1e-4, atol=1e-7)
                     self._found["recomputation"].add(
-                        known is None
-                        or buffer.shape != known.shape
-                        or (
-                            known.is_floating_point()
-                            and not torch.allclose(buffer, known, rtol=1e-4, atol=1e-7)
-                        ),
+                        not same,
                         f"the checkpoint of epoch {epoch} has another buffer '{name}' than the "
                         "model (or its released statistics)",
                     )
@@ -238,13 +235,13 @@ class _Run:
         (own,) = self._sketcher.sketch_flat(noise)
         rounded = float(self._steps.sketches("sum")[index, 0]) + own[0]
         allowed = _ROUNDINGS * _UNIT * rounded * self._width**0.5
-        found.compare(f"{self._steps.place(index)}: the noise", recorded, own, allowed)
+        found.compare(f"{self._place}: the noise", recorded, own, allowed)
 
     def _compute(
         self, index: int, examples: tuple[Tensor, Tensor], count: int, noise: Tensor | None
     ) -> bool:
         """Compute a step of ``count`` examples again, compare it; whether the next can be."""
-        found, place = self._found["recomputation"], self._steps.place(index)
+        found, place = self._found["recomputation"], self._place
         total = self._reference.sum(*examples)
         apart = self._reference.remembers(*examples) if count else 0.0
         if apart > self._relative * self.settings.clip_norm:
