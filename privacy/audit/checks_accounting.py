@@ -34,18 +34,6 @@ _MEND = (
 )
 
 
-def _accounted_rounds(evidence: Evidence, inputs: AuditInputs) -> int:
-    if not inputs.is_final:
-        planned = as_number(inputs.statement.get("rounds"))
-        if not planned.is_integer():
-            raise PrivacyError("the statement does not say how many rounds are planned")
-        return int(planned)
-    if inputs.configured.unit == "example":
-        steps = evidence["steps"]
-        return int(steps[-1]) if len(steps) else 0
-    return evidence.rounds
-
-
 def composed(
     evidence: Evidence, inputs: AuditInputs, label: str, rounds: int | None = None
 ) -> tuple[Composition, int]:
@@ -55,8 +43,15 @@ def composed(
     those planned. ``ValueError``: the mechanism has no guarantee under these constants, or one is
     no number.
     """
-    rounds = _accounted_rounds(evidence, inputs) if rounds is None else rounds
-    constants = evidence.constants
+    constants, steps = evidence.constants, evidence["steps"]
+    if rounds is None and not inputs.is_final:
+        planned = as_number(inputs.statement.get("rounds"))
+        if not planned.is_integer():
+            raise PrivacyError("the statement does not say how many rounds are planned")
+        rounds = int(planned)
+    elif rounds is None:
+        of_steps = inputs.configured.unit == "example"
+        rounds = int(steps[-1] if len(steps) else 0) if of_steps else evidence.rounds
     composition = inputs.composition(
         str(constants.get("mechanism")),
         constants.get("mechanism_options") or inputs.configured.mechanism_options,
@@ -80,20 +75,23 @@ def check_epsilon(evidence: Evidence, inputs: AuditInputs, label: str) -> Findin
     own, found = str(inputs.statement.get("accountant")), Finding()
     values: dict[str, float] = {}
     reasons: dict[str, str] = {}
-    try:
-        part, rounds = composed(evidence, inputs, label)
-        for accountant in ACCOUNTANTS:
-            if accountant == "prv" != own:
-                # The slowest, and never tighter than pld by more than pld's grid.
-                continue
-            try:
-                values[accountant] = compose_epsilon([part], delta, accountant)
-            except PrivacyError as error:
-                reasons[accountant] = str(error)
-    except (ValueError, ZeroDivisionError) as error:
-        return Finding([f"the recorded rounds cannot be accounted: {error}"]).seen("nothing")
-    found.problems, unheld = _composition_problems(evidence, inputs, label, part, rounds)
-    floor = 1.0 - _TOLERANCE
+    part, rounds = composed(evidence, inputs, label)
+    for accountant in ACCOUNTANTS:
+        if accountant == "prv" != own:
+            # The slowest, and never tighter than pld by more than pld's grid.
+            continue
+        try:
+            values[accountant] = compose_epsilon([part], delta, accountant)
+        except PrivacyError as error:
+            reasons[accountant] = str(error)
+    described, unheld = describe(evidence, inputs, label, rounds, part), ""
+    if isinstance(described, str):
+        unheld = f"{_OWN_WORD}: {described}"
+    elif described.count and described.noise > 0.0:
+        found.problems, unheld = contradictions(described, part), described.note
+    floor, slack = 1.0 - _TOLERANCE, _TOLERANCE * values.get(own, 0.0)
+    if own == "prv":
+        slack = max(_PRV_RESOLUTION, _PRV_RELATIVE_RESOLUTION * values.get(own, 0.0))
     found.add(math.isnan(stated), "the statement has no epsilon")
     if not values:
         found.problems.append("no accountant can compose the recorded rounds")
@@ -105,7 +103,7 @@ def check_epsilon(evidence: Evidence, inputs: AuditInputs, label: str) -> Findin
         found.problems.append(f"its own accountant {own!r} gives no epsilon")
     elif stated < values[own] * floor:
         found.problems.append(f"{stated:.6g} is stated, but {own} gives {values[own]:.6g}")
-    elif stated > _most(own, values[own]):
+    elif stated > values[own] + slack:
         found.problems.append(
             f"{stated:.6g} is stated, but {own} gives only {values[own]:.6g}: it is of other "
             "rounds or other noise than were run"
@@ -126,29 +124,6 @@ def check_epsilon(evidence: Evidence, inputs: AuditInputs, label: str) -> Findin
     )
 
 
-def _most(accountant: str, epsilon: float) -> float:
-    """Largest epsilon that still is this one."""
-    slack = _TOLERANCE * epsilon
-    if accountant == "prv":
-        slack = max(_PRV_RESOLUTION, _PRV_RELATIVE_RESOLUTION * epsilon)
-    return epsilon + slack
-
-
-def _composition_problems(
-    evidence: Evidence, inputs: AuditInputs, label: str, part: Composition, rounds: int
-) -> tuple[list[str], str]:
-    """Contradictions of the composition to the guarantee's words, and what was not compared."""
-    try:
-        described = describe(evidence, inputs, label, rounds, part)
-    except (ValueError, ZeroDivisionError) as error:
-        return [f"the recorded constants cannot be described: {error}"], ""
-    if isinstance(described, str):
-        return [], f"{_OWN_WORD}: {described}"
-    if described.count == 0 or not described.noise > 0.0:
-        return [], ""
-    return contradictions(described, part), described.note
-
-
 @check(
     "budget",
     "The rounds that were run stay within the configured budget of the simulated epsilon.",
@@ -164,11 +139,8 @@ def check_budget(evidence: Evidence, inputs: AuditInputs) -> Finding:
         f"the budget is {budget} in the configuration, {stated} in the statement",
     )
     delta = as_number(inputs.side("simulated").get("delta"))
-    try:
-        part, rounds = composed(evidence, inputs, "simulated")
-        epsilon = compose_epsilon([part], delta, own)
-    except (ValueError, ZeroDivisionError) as error:
-        return Finding([f"no epsilon can be computed: {error}"]).seen("nothing")
+    part, rounds = composed(evidence, inputs, "simulated")
+    epsilon = compose_epsilon([part], delta, own)
     if budget is not None and not epsilon <= budget * (1.0 + _TOLERANCE):
         found.problems.append(f"{rounds} rounds have epsilon {epsilon:.6g}, beyond {budget:g}")
     return found.seen(
