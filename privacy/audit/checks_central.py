@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from privacy.audit import values
 from privacy.audit.check import Finding, check
 from privacy.audit.errors import IncompleteError, SkippedError
 from privacy.audit.evidence import Evidence
@@ -41,10 +42,6 @@ _LARGEST_FLOAT32 = 3.4e38
 # Nearer than this times the root of the rounds, relative, rounding decides the sign by which Yogi's
 # second moment moves: the rounding of each round adds up like a random walk.
 _UNDECIDED = 1e-6
-_OLDER = (
-    "the ledger does not record the central parameters and the releases: it was written by another "
-    "version, or lines were stripped, and that the model moved along the releases alone is unknown"
-)
 
 
 class Sketches(NamedTuple):
@@ -62,11 +59,9 @@ class Sketches(NamedTuple):
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Sketches:
         """One sketch as a ledger has it; NaN for what it lacks."""
-        coordinates = record.get("coordinates", [])
-        short = [None] * (COORDINATES - len(coordinates))
-        rows = ([*coordinates, *short], record.get("projections", [None] * PROJECTIONS))
-        wide, narrow = (np.array([row], np.float64) for row in rows)
-        return cls(np.array([record.get("norm")], np.float64), narrow, wide)
+        lists = (("projections", PROJECTIONS), ("coordinates", COORDINATES))
+        rows = (values.numbers(record.get(key, []), width, key) for key, width in lists)
+        return cls(np.array([record.get("norm")], np.float64), *(np.array([row]) for row in rows))
 
 
 @check(
@@ -78,8 +73,7 @@ def check_central_step(evidence: Evidence, inputs: AuditInputs) -> Finding:
     optimizer, found = inputs.central_optimizer, Finding()
     if isinstance(optimizer, str):
         raise SkippedError(optimizer)
-    if not evidence.has_digests:
-        raise IncompleteError(_OLDER)
+    evidence.need_digests()
     if evidence.rounds > inputs.configured.num_rounds:
         raise SkippedError("there are more rounds than were configured: see rounds")
     before, release = (Sketches.recorded(evidence, key) for key in ("central", "release"))
@@ -94,17 +88,15 @@ def check_central_step(evidence: Evidence, inputs: AuditInputs) -> Finding:
     kinds = "two projections of the whole model and " if optimizer.is_linear else ""
     text = (
         f"{optimizer.options.name} taken anew in {number} of {evidence.rounds} rounds, on {kinds}"
+        "eight coordinates"
     )
-    text += "eight coordinates"
     left = np.flatnonzero(~(np.isfinite(before.norm) & np.isfinite(after.norm))) + 1
     if len(left) and not found.problems:
-        is_last = left[0] == evidence.rounds
-        if not is_last:
-            text += f"; rounds without what is needed: {len(left)}, the first is {left[0]}"
-        elif inputs.is_final:
-            text += "; no checkpoint holds the model after the last round"
-        if not is_last or inputs.is_final:
-            raise IncompleteError(text)
+        if left[0] != evidence.rounds:
+            lacks = f"rounds without what is needed: {len(left)}, the first is {left[0]}"
+            raise IncompleteError(f"{text}; {lacks}")
+        if inputs.is_final:
+            raise IncompleteError(f"{text}; no checkpoint holds the model after the last round")
         text += "; the last one's end is in no checkpoint yet"
     return found.seen(text, rounds=number)
 
@@ -216,6 +208,5 @@ def _digests(evidence: Evidence, inputs: AuditInputs) -> dict[int, str]:
     if inputs.configured.unit == "example":
         # A line of DP-SGD has the digest of the model after its epoch.
         return {number: digest("release", number) for number in numbers}
-    if not evidence.has_digests:
-        raise IncompleteError(_OLDER)
+    evidence.need_digests()
     return {number - 1: digest("central", number) for number in numbers}

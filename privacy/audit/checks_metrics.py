@@ -55,7 +55,10 @@ def check_metrics(evidence: Evidence, inputs: AuditInputs) -> Finding:
             same |= np.isnan(own) & np.isnan(values)
             found.where(f"{what} is not what the ledger says", ~same)
         found.problems += _problems_of_epsilon(evidence, inputs, metrics)
-        found.problems += _problems_of_selection(inputs, metrics)
+        if inputs.summary is not None and metrics.best is not None:
+            (name, number), chosen = metrics.best, inputs.summary.get("selected")
+            best = f"{name} is best in round {number}"
+            found.add(chosen != number, f"the model of round {chosen} was selected, but {best}")
     text = f"{len(metrics.rows)} lines of metrics; compared: {', '.join(compared) or 'nothing'}"
     if absent and not found.problems:
         raise IncompleteError(f"{text}; the metrics do not have {', '.join(absent)}")
@@ -129,12 +132,3 @@ def _problems_of_epsilon(
                     f"{epsilon:.6g}"
                 )
                 break
-
-
-def _problems_of_selection(inputs: AuditInputs, metrics: Metrics) -> Iterator[str]:
-    """The selected model is that of the round in which the selecting metric is best."""
-    if inputs.summary is None or metrics.best is None:
-        return
-    (name, number), chosen = metrics.best, inputs.summary.get("selected")
-    if chosen != number:
-        yield f"the model of round {chosen} was selected, but {name} is best in round {number}"

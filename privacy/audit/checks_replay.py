@@ -145,9 +145,7 @@ def check_cohort_replay(evidence: Evidence, inputs: AuditInputs) -> Finding:
     replay, found = _replay(evidence, inputs), Finding()
     if isinstance(replay.cohort, str):
         raise SkippedError(replay.cohort)
-    if not evidence.has_digests:
-        reason = "the ledger has no digest of who took part: it was written by another version"
-        raise IncompleteError(reason)
+    evidence.need_digests()
     population = inputs.data.num_units or evidence.constant("population_size", "actual")
     size = evidence.constant("cohort_size", "actual")
     if not (1 <= size <= population <= _MOST_USERS and population == int(population)):
@@ -167,23 +165,16 @@ def check_cohort_replay(evidence: Evidence, inputs: AuditInputs) -> Finding:
         is_drawn = evidence.digest("users", number) == users_digest(users)
         if not (is_drawn and evidence["realised_cohort"][number - 1] == len(users)):
             wrong.append(number)
-        if history is not None and not _returns(evidence, history.add(users, number), number):
+        came = {} if history is None else history.add(users, number)
+        own = {key: np.array(value, np.float64) for key, value in came.items() if evidence.has(key)}
+        if not all(
+            np.array_equal(evidence[key][number - 1], own[key], equal_nan=True) for key in own
+        ):
             returning.append(number)
     found.in_rounds("the users are not those that the seed draws", wrong)
     found.in_rounds("who came again is not what the seed's cohorts make", returning)
     text = f"users of {len(rounds)} of {evidence.rounds} rounds drawn anew, by their digest"
     return found.seen(text, rounds=len(rounds))
-
-
-def _returns(evidence: Evidence, drawn: dict[str, int | None], number: int) -> bool:
-    """Whether a line has these numbers of who came again, as far as it has any."""
-    for key, value in drawn.items():
-        if not evidence.has(key):
-            continue
-        found = evidence[key][number - 1]
-        if not (np.isnan(found) if value is None else found == value):
-            return False
-    return True
 
 
 @check(

@@ -25,6 +25,12 @@ if TYPE_CHECKING:
     from privacy.amplification import Composition
 
 _LARGEST_TREE = 1 << 24
+# Kinds of events under schemes that a user is in by chance.
+_SAMPLED = {
+    "poisson": "sampled ", "cyclic_poisson": "sampled ", "truncated_poisson": "truncated ",
+    "fixed_size": "fixed-size ",
+}  # fmt: skip
+_POISSON = ("poisson", "cyclic_poisson")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,20 +68,20 @@ def contradictions(described: Described, part: Composition) -> list[str]:
         lie = getattr(inner, "noise_parameter", math.nan) / getattr(inner, "num_buckets", 2)
         truth = 1.0 - lie * (getattr(inner, "num_buckets", 2) - 1)
         noise = math.log(truth / lie) if lie > 0.0 else math.nan
-    if not math.isclose(rate, described.rate, rel_tol=1e-9):
-        problems.append(
-            f"the sampling probability is accounted as {rate:.6g}, not {described.rate:.6g}"
-        )
-    if not math.isclose(noise, expected, rel_tol=1e-6):
-        problems.append(f"noise multiplier {noise:.6g} is accounted, not {expected:.6g}")
+    for what, found, own, near in (
+        ("the sampling probability", rate, described.rate, 1e-9),
+        ("the noise multiplier", noise, expected, 1e-6),
+    ):
+        if not math.isclose(found, own, rel_tol=near):
+            problems.append(f"{what} is accounted as {found:.6g}, not {own:.6g}")
     sizes = tuple(getattr(event, key, 0) for key in ("dataset_size", "truncated_batch_size"))
-    if sizes != described.sizes:
-        problems.append(f"population and cap are accounted as {sizes}, not {described.sizes}")
     beside = tuple(getattr(event, "noise_multiplier", math.nan) for event in part.beside)
-    if beside != described.beside:
-        problems.append(
-            f"releases of noise {beside} are accounted beside the steps, not {described.beside}"
-        )
+    for what, accounted, described_as in (
+        ("population and cap", sizes, described.sizes),
+        ("noise multipliers of releases beside the steps", beside, described.beside),
+    ):
+        if accounted != described_as:
+            problems.append(f"{what} are accounted as {accounted}, not {described_as}")
     return problems
 
 
@@ -105,9 +111,7 @@ def describe(
         batches = as_number(side.get("population_size")) // as_number(side.get("cohort_size"))
         most = -(-rounds // max(1, int(batches)))
     rate = as_number(side.get("cohort_size")) * apart / as_number(side.get("population_size"))
-    if not (
-        math.isfinite(noise) and (scheme not in ("poisson", "cyclic_poisson") or 0 < rate <= 1)
-    ):
+    if not (math.isfinite(noise) and (scheme not in _POISSON or 0 < rate <= 1)):
         return "the recorded noise or sampling probability is no such number"
     if stated.reports == "direction":
         return Described("answers", 1.0 / noise, most)
@@ -119,11 +123,10 @@ def describe(
     if stated.reports == "noised":
         # Two values of a report are two bounds apart.
         return Described("gaussian", deviation / 2.0, most)
+    sampled = "sampled " if scheme in _POISSON else ""
     if stated.law == "laplace":
         scale = deviation / math.sqrt(2.0)
-        if scheme in ("poisson", "cyclic_poisson"):
-            return Described("sampled laplace", scale, most, rate)
-        return Described("laplace", scale, most)
+        return Described(f"{sampled}laplace", scale, most, rate if sampled else 1.0)
     column = stated.strategy if isinstance(stated.strategy, tuple) else None
     if column is not None and (
         len(column) == 1 or (scheme == "cyclic_poisson" and apart >= len(column))
@@ -131,26 +134,21 @@ def describe(
         # Each of a user's rounds touches rows of its own: one Gaussian, entered by chance.
         fresh = _fresh(scheme, deviation / math.hypot(*column), most, rate)
         if scheme == "truncated_poisson":
-            fresh = replace(fresh, sizes=_sizes(side))
-        return replace(fresh, beside=_beside(constants))
+            # Four standard deviations above the cohort.
+            population, cohort = (
+                as_number(side.get(key)) for key in ("population_size", "cohort_size")
+            )
+            cap = min(population, math.ceil(cohort + 4.0 * math.sqrt(cohort)))
+            fresh = replace(fresh, sizes=(int(population), int(cap)))
+        # Mean and mean square of the features, where they are released.
+        released = (constants.get("mechanism_options") or {}).get("statistics")
+        if isinstance(released, Mapping):
+            fresh = replace(fresh, beside=(as_number(released.get("noise_multiplier")),) * 2)
+        return fresh
     if isinstance(stated.strategy, Columns) and apart >= stated.strategy.bands:
         # The same, with columns of norm 1.
         return _fresh(scheme, deviation, most, rate)
     return _correlated(evidence, inputs, rounds, deviation, part)
-
-
-def _sizes(side: Mapping[str, Any]) -> tuple[int, int]:
-    """Population, and four standard deviations above the cohort."""
-    population, cohort = as_number(side.get("population_size")), as_number(side.get("cohort_size"))
-    return int(population), int(min(population, math.ceil(cohort + 4.0 * math.sqrt(cohort))))
-
-
-def _beside(constants: Mapping[str, Any]) -> tuple[float, ...]:
-    """Noise multipliers of the two statistics of the features; none where none are released."""
-    statistics = (constants.get("mechanism_options") or {}).get("statistics")
-    if not isinstance(statistics, Mapping):
-        return ()
-    return (as_number(statistics.get("noise_multiplier")),) * 2
 
 
 def _unstated(stated: Description) -> str:
@@ -178,13 +176,8 @@ def _unstated(stated: Description) -> str:
 
 def _fresh(scheme: str, noise: float, most: int, rate: float) -> Described:
     """Gaussian noise that is drawn anew for each of a user's rounds."""
-    if scheme in ("poisson", "cyclic_poisson"):
-        return Described("sampled gaussian", noise, most, rate)
-    if scheme == "truncated_poisson":
-        return Described("truncated gaussian", noise, most, rate)
-    if scheme == "fixed_size":
-        return Described("fixed-size gaussian", noise, most, rate)
-    return Described("gaussian", noise, most)
+    kind = _SAMPLED.get(scheme, "")
+    return Described(f"{kind}gaussian", noise, most, rate if kind else 1.0)
 
 
 def _correlated(

@@ -78,6 +78,8 @@ def sampled_gaussian_losses(
     ``rate`` is in (0, 1], ``noise`` in multiples of the sensitivity; ``count`` rounds will be
     composed, at ``delta``. Points of the integrals are ``finer`` times closer than usual.
     """
+    from scipy.special import ndtr
+
     reach = _reach(delta, count) * noise
     points = gaussian_points(noise, -reach, 1.0 + reach, finer)
 
@@ -87,7 +89,8 @@ def sampled_gaussian_losses(
 
     masses = [np.exp(-0.5 * ((points - shift) / noise) ** 2) for shift in (0.0, 1.0)]
     nodes = log_mixture(rate, (points - 0.5) / noise**2)
-    return _sampled(rate, _gaussian_tails(noise), (place, place), nodes, masses)
+    tails = (lambda x: ndtr(x / noise)), (lambda x: ndtr(-x / noise))
+    return _sampled(rate, tails, (place, place), nodes, masses)
 
 
 def fixed_size_gaussian_loss(rate: float, noise: float, count: int, delta: float) -> Loss:
@@ -190,12 +193,6 @@ def _sampled(
             weights=masses[0] / masses[0].sum(),
         ),
     ]
-
-
-def _gaussian_tails(noise: float) -> Pair:
-    from scipy.special import ndtr
-
-    return (lambda x: ndtr(x / noise)), (lambda x: ndtr(-x / noise))
 
 
 def answers_epsilon(each: float, count: int, delta: float) -> float:

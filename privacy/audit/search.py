@@ -143,12 +143,11 @@ def _check_side(
     )
     if evidence is not None:
         own, _ = composed(evidence, inputs, side)
-        known = any(_is_within(own, plan) for plan in plans)
+        # A run has a plan's events, and no more of them.
+        events = (own.event, own.beside, own.adjacency)
+        known = any(
+            events == (plan.event, plan.beside, plan.adjacency) and own.count <= plan.count
+            for plan in plans
+        )
         found.add(not known, f"the ledger's rounds ({side}) are none of the recorded plans")
     return derived
-
-
-def _is_within(run: Composition, plan: Composition) -> bool:
-    """Whether a run has a plan's events, and no more of them."""
-    same = (run.event, run.beside, run.adjacency) == (plan.event, plan.beside, plan.adjacency)
-    return same and run.count <= plan.count

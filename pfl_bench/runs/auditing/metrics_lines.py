@@ -45,6 +45,9 @@ def summary_problems(
     starts = ((saved or {}).get("divergence"), summary.get("diverged"))
     start = next((one.get("start") for one in starts if isinstance(one, Mapping)), math.nan)
     watch, others = DivergenceWatch(as_number(start), unit), list[str]()
+    # Where the training users are evaluated, a step's loss has a name of its own.
+    of_steps = STEP_NAMES["train/loss"] if "train" in options.splits else "train/loss"
+    names = {"train/loss": of_steps, "train/num_nonfinite": "train/num_nonfinite"}
     for row in rows:
         scalars = {
             key: value for key, given in row.items() if (value := as_float(given)) is not None
@@ -56,12 +59,8 @@ def summary_problems(
             if scalars.get(key, cost) != cost
         )
         costs.watch(row["round"], scalars)
-        # Steps come first; where the training users are evaluated, they have names of their own.
-        steps = {key: value for key, value in scalars.items() if key.startswith("train/")}
-        if "train" in options.splits:
-            names = {"train/loss": STEP_NAMES["train/loss"]}
-            names["train/num_nonfinite"] = "train/num_nonfinite"
-            steps = {name: steps[step] for name, step in names.items() if step in steps}
+        # Steps come first.
+        steps = {name: scalars[step] for name, step in names.items() if step in scalars}
         watch.look(row["round"], steps)
         watch.look(row["round"], scalars | {"train/num_nonfinite": 0.0})
     stated = summary.get("metrics") or {}

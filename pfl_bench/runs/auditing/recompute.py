@@ -7,6 +7,7 @@ What is computed, and how it is compared, stands in ``privacy.reference`` and in
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import time
 from collections.abc import Iterator
@@ -26,12 +27,11 @@ from pfl_bench.runs.checkpoint import restoring
 from pfl_bench.types import ConfigError
 from pfl_bench.types.results import STEP_NAMES
 from privacy.audit import recomputed
-from privacy.audit.check import Check
+from privacy.audit.check import Check, Finding, conclude
 from privacy.audit.errors import SkippedError
 from privacy.audit.inputs import as_number
 from privacy.audit.recomputed_noise import recorded_number
 from privacy.audit.rounding import ROUNDING, Allowed
-from privacy.errors import LedgerError
 from privacy.ledger import read_ledger
 from privacy.plan.plan import tensor_digest
 from privacy.reference.round import Round, Rule, State, recompute
@@ -90,15 +90,13 @@ class Recomputation:
     def to_check(self) -> Check:
         """The recomputation as a check of an audit: skipped where no round was computed."""
         why = f"; not all: {'; '.join(self.reasons)}" if self.reasons else ""
-        if self.problems:
-            return Check("recomputation", "failed", _CLAIM, "; ".join(self.problems[:6]))
-        if not self.rounds:
+        if not (self.rounds or self.problems):
             return Check("recomputation", "skipped", _CLAIM, f"not recomputed{why[9:]}")
         text = f"{len(self.rounds)} of {self.of} rounds computed again in {self.seconds:.1f} s"
         if self.compared:
             named = ", ".join(map(str, self.compared))
             text += f"; parameters after round {named} within {self.far:.2g}, element by element"
-        return Check("recomputation", "passed", _CLAIM, text + why)
+        return conclude("recomputation", _CLAIM, Finding(self.problems, text=text + why))
 
 
 class _GivenUpError(Exception):
@@ -113,7 +111,8 @@ def recompute_run(
 
     Mode "none": no round; "first": round 1; "sample": from checkpoints, in an order drawn by the
     seed, and from the first round on, for so many seconds; "all": all rounds. The private seed is
-    None where no file has it. ConfigError if the time is not allowed.
+    None where no file has it. ConfigError if the time is not allowed, LedgerError if the ledger is
+    not sound.
     """
     if not 0.0 < seconds < float("inf"):
         raise ConfigError(f"--recompute-seconds {seconds:g}: must be above 0 and finite, say 30")
@@ -137,10 +136,7 @@ class _Work:
 
     def __init__(self, run: OpenedRun, seed: int | None, done: Recomputation) -> None:
         self._done = done
-        try:
-            lines = read_ledger(run.folder / "ledger.jsonl")
-        except LedgerError as error:
-            raise SkippedError(f"the ledger is not sound ({error})") from None
+        lines = read_ledger(run.folder / "ledger.jsonl")
         done.of = len(lines)
         self._run = Starts(run, lines, seed)
         # Where the training users are evaluated, what the steps gave has names of its own.
@@ -230,18 +226,14 @@ class _Work:
                 trainer = self._run.saved(number)
                 saved = trainer["central"]
             records = (line, after.get("central"), self._metrics.get(number, {}), saved)
-            found = list(recomputed.compare(*records, made, sketch, allowed))
+            differing = functools.partial(recomputed.compare, *records, made, sketch)
+            found, place = list(differing(allowed)), 0
             # Whether local training makes so much of rounding. A ReLU that rounding turned over
             # does so in a trial with probability 1/2.
-            for place in range(_TRIALS):
-                if not found:
-                    break
-                disturbed = self._disturbed(number, rule, before, allowed, place)
-                allowed.measure(made, disturbed)
-                found = list(recomputed.compare(*records, made, sketch, allowed))
-            is_unclear = found and not list(
-                recomputed.compare(*records, made, sketch, allowed.widened())
-            )
+            while found and place < _TRIALS:
+                allowed.measure(made, self._disturbed(number, rule, before, allowed, place))
+                found, place = list(differing(allowed)), place + 1
+            is_unclear = found and not list(differing(allowed.widened()))
             if is_unclear or (not found and recomputed.shares(made, allowed) > recomputed.MOST):
                 self._done.reasons.append(
                     f"from round {number} on, what local training makes of rounding could hide a "
