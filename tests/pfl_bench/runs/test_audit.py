@@ -447,6 +447,7 @@ def test_a_configuration_of_endless_work_takes_no_longer_and_ends_in_no_tracebac
     ("place", "value", "says"),
     [
         (("metrics", "test/accuracy"), 0.99, "test/accuracy is 0.99, but comes to"),
+        (("metrics", "test/loss_by_client"), 9.0, "test/loss_by_client is 9.0, but comes to"),
         (("best", "val/accuracy", "value"), 0.99, "best is not what metrics.jsonl comes to"),
         (("variant",), "femnist-3400", "variant is 'femnist-3400', but comes to 'sklearn"),
         (("data", "checksum"), "sha256:0", "data.checksum is 'sha256:0', but comes to"),
