@@ -33,4 +33,5 @@ def test_freed_blocks_are_kept_for_the_next() -> None:
     )
     if lost < 100_000:
         pytest.skip("pages of this system are large: few are cleared")
-    assert kept < lost / 4
+    # A heap that meets a mapping goes on elsewhere, with a few blocks more.
+    assert kept < lost / 2
