@@ -74,6 +74,8 @@ bug = registering(BUGS, FifthBug)
 shared = registering(BUGS, FifthBug, shared=True)
 DP_SGD: dict[str, Any] = {"settings": EPOCHS, "config": CENTRAL_DP}
 NUM_WEIGHTS = 640
+# Of a run in which the best round is not the last, and the loss rises three times before that.
+NONCE = "privacy.nonce=1"
 
 
 def rising(clip_norm: float) -> tuple[str, ...]:
@@ -505,7 +507,7 @@ def actual_with_simulated_noise(patch: Patch) -> None:
 @bug(
     "The statement is of the rounds up to the model that was selected, all of which are released.",
     settings=gaussian_with(
-        "evaluation.select_best=val/accuracy", "evaluation.every=1", "privacy.epsilon=0.5"
+        "evaluation.select_best=val/accuracy", "evaluation.every=1", "privacy.epsilon=0.5", NONCE
     ),
 )
 def statement_of_the_best_round(patch: Patch) -> None:
@@ -650,7 +652,10 @@ def central_rate_by_loss(patch: Patch) -> None:
     wrap(patch, trainer, "rate_factor", falling)
 
 
-@bug("Rounds end, as if the budget were spent, once the training loss has risen three times.")
+@bug(
+    "Rounds end, as if the budget were spent, once the training loss has risen three times.",
+    settings=gaussian_with("privacy.epsilon=0.5", NONCE),
+)
 def stops_by_training_loss(patch: Patch) -> None:
     losses = follow_losses(patch)
 
