@@ -47,14 +47,10 @@ __all__ = [
     "write_report",
 ]
 _HOMES = {
-    "pfl_bench.api": (
-        *("FederatedTrainer", "audit", "calibrate", "epsilon", "load_row", "run_row", "run_table"),
-    ),
-    "pfl_bench.cli.functions": (
-        *("check_plugin", "leaderboard", "list_rows", "show", "sweep", "write_report"),
-    ),
-    "pfl_bench.cli.run_result": ("RunResult", "TableResult", "load_run"),
-    "pfl_bench.federated.in_memory_task": ("in_memory_task",),
+    "pfl_bench.api": "FederatedTrainer audit calibrate epsilon load_row run_row run_table",
+    "pfl_bench.cli.functions": "check_plugin leaderboard list_rows show sweep write_report",
+    "pfl_bench.cli.run_result": "RunResult TableResult load_run",
+    "pfl_bench.federated.in_memory_task": "in_memory_task",
 }
 
 check_packages()
@@ -63,7 +59,7 @@ check_packages()
 def __getattr__(name: str) -> Any:
     """Load the API when it is first asked for: the command line begins without it."""
     for module, names in _HOMES.items():
-        if name in names:
+        if name in names.split():
             return getattr(import_module(module), name)
     raise AttributeError(f"module 'pfl_bench' has no attribute {name!r}")
 
