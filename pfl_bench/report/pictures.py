@@ -111,6 +111,9 @@ def draw_front(
                     _mark(axes, place, at, color, is_on, marker=marker, markersize=6)
         axes.set_xscale("log")
         axes.margins(0.08)
+        low, high = axes.get_xlim()
+        if high < 4 * low:  # of epsilons that are nearly equal, all ticks would read alike
+            axes.set_xlim((low * high) ** 0.5 / 2, (low * high) ** 0.5 * 2)
         _label_powers(axes.xaxis, "{:g}".format)
         axes.set(xlabel="epsilon (simulated)", ylabel=metric)
         # Above the axes, where no point can lie under it.
