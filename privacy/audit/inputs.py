@@ -274,7 +274,8 @@ def differing(
 ) -> Iterator[tuple[str, Any, Any]]:
     """Dotted paths at which two JSON values differ, with both; ``absent`` where one has none.
 
-    What is an object in both is looked into; numbers are equal to ``near`` of them.
+    What is an object in both is looked into; numbers that are no part of a list are equal to
+    ``near`` of them.
     """
     if isinstance(first, Mapping) and isinstance(second, Mapping):
         for key in sorted({*first, *second}):
@@ -282,21 +283,21 @@ def differing(
             yield from differing(
                 first.get(key, absent), second.get(key, absent), where, absent, near
             )
-    elif not json_equal(first, second, near):
+    elif not (
+        math.isclose(as_number(first), as_number(second), rel_tol=near) or json_equal(first, second)
+    ):
         yield path, first, second
 
 
-def json_equal(first: Any, second: Any, near: float = _NEAR) -> bool:
-    """Whether two JSON values are equal, numbers to ``near`` of them."""
+def json_equal(first: Any, second: Any) -> bool:
+    """Whether two JSON values are equal, numbers to 1e-9 of them."""
     if isinstance(first, Mapping) and isinstance(second, Mapping):
         return set(first) == set(second) and all(
-            json_equal(first[key], second[key], near) for key in first
+            json_equal(first[key], second[key]) for key in first
         )
     if isinstance(first, (list, tuple)) and isinstance(second, (list, tuple)):
-        return len(first) == len(second) and all(
-            json_equal(*pair, near) for pair in zip(first, second, strict=True)
-        )
+        return len(first) == len(second) and all(map(json_equal, first, second))
     one, other = as_number(first), as_number(second)
     if math.isnan(one) or math.isnan(other):
         return bool(first == second)
-    return math.isclose(one, other, rel_tol=near)
+    return math.isclose(one, other, rel_tol=_NEAR)
