@@ -126,6 +126,9 @@ def _step_problems(evidence: Evidence, inputs: AuditInputs) -> Iterator[str]:
     each = np.diff(steps, prepend=0.0)
     if (each != each[0]).any() or each[0] < 1:
         yield "epochs do not all have the same number of steps"
+    observed = evidence.steps
+    if not observed.missing and observed.counts != each.tolist():
+        yield "lines observe other numbers of steps than they say were taken"
     if inputs.is_final and steps[-1] != stated:
         yield f"the ledger ends at step {steps[-1]:g}, the statement at {stated:g}"
     if steps[-1] > stated:

@@ -105,7 +105,8 @@ def ledger_edit(change: Callable[[list[dict[str, Any]]], None]) -> Edit:
 
 
 def _in_private(named: dict[str, Any], state: dict[str, Any]) -> None:
-    state["trainer"]["private"].update(named)
+    trainer = state["trainer"]
+    trainer.get("private", trainer).update(named)  # DP-SGD keeps its digest beside the rest
 
 
 def constants_edit(**changes: Any) -> Edit:
@@ -491,6 +492,21 @@ def test_an_edited_run_of_examples_fails(tmp_path: Path) -> None:
     verdict, checks = audited(tmp_path / "run")
     assert verdict == "failed"
     assert checks["private_seed"].outcome == checks["statement"].outcome == "failed"
+
+
+def test_steps_that_are_moved_to_another_epoch_fail(tmp_path: Path) -> None:
+    def move(lines: list[dict[str, Any]]) -> None:
+        """An epoch without any would leave nothing to compute again."""
+        first, second = (line["observed"] for line in lines[:2])
+        lines[1]["observed"] = {key: first[key] + second[key] for key in first}
+        lines[0]["observed"] = {key: [] for key in first}
+
+    run(make_config("central_dp", central__num_epochs=2, privacy__nonce=None), tmp_path / "run")
+    assert audited(tmp_path / "run")[0] == "passed"
+    ledger_edit(move)(tmp_path / "run")
+    verdict, checks = audited(tmp_path / "run")
+    assert verdict == "failed"
+    assert checks["rounds"].evidence.startswith("lines observe other numbers of steps than")
 
 
 def test_a_run_that_was_resumed_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
