@@ -15,10 +15,9 @@ The code that runs is the checkout's last commit, in a clone below FOLDER. FOLDE
 checkout, which may change or go meanwhile. A run that was stopped is resumed, a finished one
 is kept. Each private run is audited. After each run its row's record in docs/results, and the page,
 are written anew, ready to be committed; a record of more seeds stays, one of others gains the new
-ones. Runs have the lowest
-priority (``--nice``). Linux compares that within one session of a terminal only: begin it by
-``setsid``, and its session gives way to all others. Data files are found in the folder of
-``--data``.
+ones. Runs have the lowest priority (``--nice``). Linux compares that within one session of a
+terminal only: begin it by ``setsid``, and its session gives way to all others. Data files are found
+in the folder of ``--data``.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ class Entry(Strict):
     Attributes:
         rows: Paths below ``configs/``.
         seeds: How many, from ``first`` on.
-        first: The first seed; others' records may have those before it.
+        first: The first seed; the file may have those before it.
         into: The records' file in ``docs/results``.
         overrides: key=value, for each of the rows.
     """
