@@ -10,7 +10,11 @@ from tests.sabotage import fifth_table, sixth_bugs
 from tests.sabotage.fifth_bugs import BUGS, RUNS
 from tests.sabotage.fifth_planting import FifthBug, Patch
 
-LISTED = fifth_table.listed(fifth_table.PAGE.read_text(encoding="utf-8"))
+PAGES = {
+    name: fifth_table.listed(path.read_text(encoding="utf-8"))
+    for name, path in fifth_table.PAGES.items()
+}
+LISTED = PAGES["fifth"]
 # Of DP-SGD, and of a checkpoint, which passed at first sight.
 CHOSEN = ("dpsgd_realised_batch", "checkpoint_algorithm_holds_updates")
 
@@ -26,6 +30,7 @@ def test_the_list_is_whole_and_measured() -> None:
     assert len(BUGS) == 87
     assert sum(bug.shared for bug in BUGS) == 47
     assert set(LISTED) == {bug.name for bug in RUNS}
+    assert set(PAGES["sixth"]) == {bug.name for bug in sixth_bugs.RUNS}
     every = [*RUNS, *sixth_bugs.RUNS]
     assert all(bug.description.endswith(".") and "|" not in bug.description for bug in every)
     assert len({bug.name for bug in every}) == len(every)
