@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -25,13 +24,14 @@ from pfl_bench.runs.launchers.slurm import SlurmLauncher, _minutes
 from pfl_bench.types import ConfigError
 from tests.helpers import REPOSITORY, make_tree
 from tests.pfl_bench.runs import fake_slurm
+from tests.pfl_bench.runs.light_job import WriteGpu
 
 # Processes of jobs are to outlive the command that began them.
 pytestmark = pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
 
 Capture = pytest.CaptureFixture[str]
-# Long enough to be met while it trains.
-LONG = {"federated__num_rounds": 200, "checkpoint__every": 5, "evaluation__every": 50}
+# Long enough to be met while it trains, as soon as it has a checkpoint.
+LONG = {"federated__num_rounds": 40, "checkpoint__every": 5, "evaluation__every": 20}
 
 
 @pytest.fixture(autouse=True)
@@ -88,14 +88,16 @@ def record(run_folder: str) -> JobRecord:
 def call_once(
     monkeypatch: pytest.MonkeyPatch, is_time: Callable[[], bool], act: Callable[[], None]
 ) -> None:
-    """Act between two looks of the waiting command, when it is time."""
+    """Act between the first two looks of the waiting command, as soon as it is time."""
     done = []
 
     def sleep(seconds: float) -> None:
-        time.sleep(seconds)
-        if not done and is_time():
-            done.append(True)
-            act()
+        if done:
+            time.sleep(seconds)
+            return
+        done.append(True)
+        wait_until(is_time)
+        act()
 
     monkeypatch.setattr(
         queue, "time", type("Time", (), {"sleep": sleep, "monotonic": time.monotonic})
@@ -107,6 +109,13 @@ def tell_children(process: str, number: signal.Signals) -> None:
     children = Path("/proc", process, "task", process, "children")
     for child in children.read_text().split() if children.exists() else ():
         os.kill(int(child), number)
+
+
+def wait_until(is_time: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60.0
+    while not is_time():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
 
 
 def has_checkpoint(run_folder: str) -> bool:
@@ -214,13 +223,21 @@ def test_a_job_that_slurm_lost_is_named_with_its_state_and_submitted_again(
 
 
 def test_a_job_that_ended_before_is_not_met_again_while_squeue_is_silent(
-    rows: Callable[..., Path], slurm: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    rows: Callable[..., Path],
+    slurm: Path,
+    tmp_path: Path,
+    capsys: Capture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     command = ["table", "rows", "--launcher", "slurm", "--slurm", "time=5"]
-    rows(row={"federated__cohort_size": 10_000})
-    assert main(command) == 2
-    assert "cohort_size" in capsys.readouterr().err
     rows(row={"federated__num_rounds": 2})
+    broken = tmp_path / "broken" / "pfl_bench"
+    broken.mkdir(parents=True)
+    (broken / "__init__.py").write_text("raise ImportError('broken')", encoding="utf-8")
+    with monkeypatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(broken.parent))
+        assert main(command) == 1
+    assert "the job broke; its log says where" in capsys.readouterr().err
     squeue = slurm / "bin" / "squeue"
     words = squeue.read_text(encoding="utf-8")
     squeue.write_text("#!/bin/sh\nexit 1\n", encoding="utf-8")
@@ -412,6 +429,7 @@ def test_a_job_record_in_a_foreign_folder_runs_no_code(
     program = b"cbuiltins\nopen\n(V" + str(marker).encode() + b"\nVw\ntR."
     folder, out = str(rows(row={"federated__num_rounds": 1})), Path("out").absolute()
     run_folder = out / "row/seed-3"
+    # What has run is not run again, but its record is looked at as before.
     for place in (theirs, out / "jobs/old"):
         # Of a process that lives and names the folder, as if the job were under way.
         watcher = subprocess.Popen(
@@ -429,7 +447,6 @@ def test_a_job_record_in_a_foreign_folder_runs_no_code(
             watcher.wait()
         assert not marker.exists()
         assert code == 0
-        shutil.rmtree(run_folder)
 
 
 def test_a_process_of_the_same_number_is_not_taken_for_the_job(tmp_path: Path) -> None:
@@ -466,41 +483,23 @@ def test_gpus_are_those_that_the_command_sees(monkeypatch: pytest.MonkeyPatch) -
     assert gpus_for(["cuda"]) == ["5", "GPU-7"]
 
 
-class _WriteGpu:
-    """Writes the GPUs that a job sees, and waits until it may end."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def __call__(self) -> None:
-        (self._folder / "gpu").write_text(os.environ["CUDA_VISIBLE_DEVICES"], encoding="utf-8")
-        while not (self._folder / "end").exists():
-            time.sleep(0.05)
-
-
 def test_each_local_job_sees_the_gpu_with_the_fewest_jobs(tmp_path: Path) -> None:
     launcher = LocalLauncher(tmp_path / "jobs", 2, ["5", "7"])
 
     def begin(name: str) -> JobRecord:
         folder = tmp_path / name
         folder.mkdir()
-        return launcher.submit([Run(folder, _WriteGpu(folder), lambda: False)])[0]
-
-    def wait(is_time: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 60.0
-        while not is_time():
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        return launcher.submit([Run(folder, WriteGpu(folder), lambda: False)])[0]
 
     first, second = begin("a"), begin("b")
-    wait((tmp_path / "b" / "gpu").exists)
+    wait_until((tmp_path / "b" / "gpu").exists)
     (tmp_path / "b" / "end").touch()
-    wait(lambda: second not in launcher.states([second]))
+    wait_until(lambda: second not in launcher.states([second]))
     third = begin("c")
     for name in ("a", "c"):
-        wait((tmp_path / name / "gpu").exists)
+        wait_until((tmp_path / name / "gpu").exists)
         (tmp_path / name / "end").touch()
-    wait(lambda: not launcher.states([first, third]))
+    wait_until(lambda: not launcher.states([first, third]))
     seen = [(tmp_path / name / "gpu").read_text(encoding="utf-8") for name in "abc"]
     assert seen == ["5", "7", "7"]
 
