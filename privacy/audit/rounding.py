@@ -3,13 +3,13 @@
 Guarantee: none of its own; it bounds R and A of ``privacy.audit.recomputed``, which compares.
 
 Local training of a deep model at a large rate makes more of a rounding than R. Where a round
-differs, it is computed up to twelve times more, from central parameters that are disturbed by what
-one rounding of each (in float32 then 4, 16 and 64), and the distance that they may have by then,
-come to. Twice the most that the sum, its norm and one client's norm move by is then added to A, to
-what is allowed of the sum's norm, and to R; in float32 to the second as much as to A, for a client
-that diverges goes any way. A difference that four times this would explain decides nothing: trials
-have long tails. From R = 1 on, where rounding decides which clients diverge, cohort, bound and
-noise alone are compared.
+differs, and not in cohort, bound or noise, it is computed up to twelve times more, from central
+parameters that are disturbed by what one rounding of each (in float32 then 4, 16 and 64), and the
+distance that they may have by then, come to. Twice the most that the sum, its norm and one client's
+norm move by is then added to A, to what is allowed of the sum's norm, and to R; in float32 to the
+second as much as to A, for a client that diverges goes any way. A difference that four times this
+would explain decides nothing: trials have long tails. From R = 1 on, where rounding decides which
+clients diverge, cohort, bound and noise alone are compared.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ ROUNDING = {"float32": 2.0**-14, "tf32": 2.0**-5, "bfloat16": 2.0**-4}
 # this part of R: what ties clients together moves it more.
 FINE = 2.0**-10
 SIGNS = 20_250
+# Of what is not finite: 0 times infinity would be no number.
+_ANYTHING = 1e9
 
 
 def _signs(length: int, seed: int) -> Tensor:
@@ -92,9 +94,14 @@ class Allowed:
         self.length = max(self.length, 2.0 * along)
         for one, same in zip(made.contributions, disturbed.contributions, strict=True):
             apart = abs(one.norm - same.norm) / max(one.norm, 1e-30)
-            # Of one that is not finite no norm is held against the record any more; 0 times
-            # infinity would be no number.
-            self.clients = max(self.clients, 2.0 * apart if math.isfinite(apart) else 1e9)
+            # Of one that is not finite no norm is held against the record any more.
+            self.clients = max(self.clients, 2.0 * apart if math.isfinite(apart) else _ANYTHING)
+
+    def at_most(self) -> Allowed:
+        """The same after trials in which training made anything of rounding."""
+        wide = copy.copy(self)
+        wide.clients = wide.total = wide.length = _ANYTHING
+        return wide
 
     def widened(self) -> Allowed:
         """The same with what trials may have missed of how local training diverges, in float32."""

@@ -229,8 +229,8 @@ class _Work:
             differing = functools.partial(recomputed.compare, *records, made, sketch)
             found, place = list(differing(allowed)), 0
             # Whether local training makes so much of rounding. A ReLU that rounding turned over
-            # does so in a trial with probability 1/2.
-            while found and place < _TRIALS:
+            # does so in a trial with probability 1/2. No trial explains cohorts or noise.
+            while found and place < _TRIALS and not list(differing(allowed.at_most())):
                 allowed.measure(made, self._disturbed(number, rule, before, allowed, place))
                 found, place = list(differing(allowed)), place + 1
             is_unclear = found and not list(differing(allowed.widened()))

@@ -11,6 +11,7 @@ import torch
 
 from pfl_bench.federated.cohort import UpdateAggregator
 from pfl_bench.runs.audit import audit_run
+from privacy.audit.rounding import Allowed
 from privacy.mechanisms import column_normalized_banded
 from privacy.mechanisms.banded_matrix_factorization import BandedMatrixFactorization
 from privacy.noise import banded_columns
@@ -92,6 +93,17 @@ def test_a_planted_bug_is_named(name: str, what: str, tmp_path: Path) -> None:
     drive(bug, tmp_path / "run")
     problems = again(tmp_path / "run").problems
     assert any(f": {what}" in problem for problem in problems), problems
+
+
+def test_no_trial_is_made_that_could_explain_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (bug,) = [bug for bug in BUGS if bug.name == "tree_never_restarts"]
+    drive(bug, tmp_path / "run")
+    made: list[object] = []
+    monkeypatch.setattr(Allowed, "measure", lambda *arguments: made.append(arguments))
+    assert again(tmp_path / "run").problems
+    assert made == []
 
 
 def test_reports_without_noise_are_the_updates(tmp_path: Path) -> None:
