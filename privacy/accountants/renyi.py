@@ -6,9 +6,10 @@ Guarantee: none of its own; what may be composed is checked by ``privacy.account
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 # Error of one round's divergence: twice the largest that was measured, at sampling rates up to 0.9.
 _ROUNDING = 2e-15
+_SMALL = 0.01
 
 
 class Divergences(NamedTuple):
@@ -32,7 +34,60 @@ def renyi_epsilon(
     """Epsilon at delta of what ``renyi_of`` composes."""
     from dp_accounting import rdp
 
+    if selected_of is None and all(_is_convex(event) for event, _ in parts):
+        found = _epsilon_of_best_order(parts, delta)
+        if found is not None:
+            return found
     return float(rdp.compute_epsilon(*renyi_of(parts, selected_of), delta)[0])
+
+
+def _is_convex(event: Any) -> bool:
+    """Whether dp-accounting has the divergences themselves at whole orders, and no less between."""
+    from dp_accounting import dp_event
+
+    inner = event.event if isinstance(event, dp_event.PoissonSampledDpEvent) else event
+    return isinstance(inner, dp_event.GaussianDpEvent)
+
+
+def _epsilon_of_best_order(parts: Sequence[tuple[Any, int]], delta: float) -> float | None:
+    """The least epsilon of all orders, without those that cannot have it; None if unsure.
+
+    At order a, epsilon is N(a) / (a - 1) with N(a) = (a - 1) D(a) + (a - 1) log(a - 1) - a log(a) -
+    log(delta). Divergences D make (a - 1) D(a) convex, and so N is: of two orders, the one with the
+    larger epsilon has the least on its other side. Whole orders are searched by that; between them
+    dp-accounting may say more than D, so all orders next to the best whole one are tried.
+    """
+    from dp_accounting import rdp
+    from dp_accounting.rdp.rdp_privacy_accountant import DEFAULT_RDP_ORDERS as ORDERS
+
+    rounding = _ROUNDING * sum(count for _, count in parts)
+
+    @cache
+    def at(order: float) -> float:
+        total = sum(count * _of_one_order(event, order) for event, count in parts)
+        return float(rdp.compute_epsilon([order], [max(total, rounding)], delta)[0])
+
+    whole = [order for order in ORDERS if float(order).is_integer()]
+    low, high = 0, len(whole) - 1
+    while low < high:
+        middle = (low + high) // 2
+        one, other = at(whole[middle]), at(whole[middle + 1])
+        if one == other or not (math.isfinite(one) and math.isfinite(other)):
+            return None
+        low, high = (low, middle) if one < other else (middle + 1, high)
+    near = [order for order in ORDERS if abs(order - whole[low]) < 1.0]
+    found = min(map(at, (ORDERS[0], *near)))
+    # Small ones are 0 by another rule, at the smallest orders first.
+    return found if found > _SMALL else None
+
+
+@lru_cache(maxsize=8192)
+def _of_one_order(event: Any, order: float) -> float:
+    """Divergence, at one order, of an event that is run once."""
+    from dp_accounting import rdp
+
+    with _without_excluded_orders():
+        return float(rdp.RdpAccountant([order]).compose(event).rdp[0])
 
 
 def renyi_of(
