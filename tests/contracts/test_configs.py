@@ -105,6 +105,7 @@ def values_of(tree: dict[str, Any], below: str = "") -> dict[str, str]:
     return values
 
 
+@functools.cache
 def joined(row: Path) -> set[tuple[str, str, str, str]]:
     """Pairs of values that a row joins, one of them of a leading setting."""
     values = values_of(as_it_is(row).tree)
@@ -136,9 +137,10 @@ def test_what_any_row_joins_is_run() -> None:
     """By the rows of ``kinds``: of each task, model, algorithm and mechanism there is one."""
     run_pairs = set().union(*map(joined, kinds()))
     assert run_pairs == set().union(*map(joined, ROWS))
+    settings = {row: values_of(as_it_is(row).tree) for row in ROWS}
     for leading in LEADING:
-        values = {values_of(as_it_is(row).tree).get(leading) for row in ROWS}
-        assert values == {values_of(as_it_is(row).tree).get(leading) for row in kinds()}
+        values = {found.get(leading) for found in settings.values()}
+        assert values == {settings[row].get(leading) for row in kinds()}
     # Rows that differ in numbers alone are of one kind.
     assert len(kinds()) < len(ROWS)
 
@@ -156,6 +158,18 @@ def check_summary(row: Path, resolved: ResolvedConfig, summary: dict[str, Any]) 
     assert {entry.metric for entry in VIEWED.get(row, ())} <= set(summary["metrics"])
 
 
+def measure_once(patch: pytest.MonkeyPatch, resolved: ResolvedConfig) -> None:
+    """Measure no step anew of a task and model of another row: it costs the same in all of them."""
+    key = json.dumps([resolved.tree["task"], resolved.tree["model"]])
+
+    def measure(*arguments: Any) -> StepFlops:
+        if key not in STEPS:
+            STEPS[key] = measure_step(*arguments)
+        return STEPS[key]
+
+    patch.setattr(preparing, "measure_step", measure)
+
+
 def has_bands(resolved: ResolvedConfig) -> bool:
     """Whether a second round takes something back from the first."""
     privacy = resolved.tree["privacy"]
@@ -171,6 +185,7 @@ def test_a_row_runs_one_round_or_is_built_up_to_it(
     overrides = shortened(row, small)
     if row in kinds():
         resolved = load_config(row, overrides)
+        measure_once(monkeypatch, resolved)
         check_summary(row, resolved, run(resolved, out))
         return
     if as_it_is(row).tree["privacy"] is not None:
@@ -178,15 +193,7 @@ def test_a_row_runs_one_round_or_is_built_up_to_it(
         # to, in the rows of ``kinds``.
         overrides.append("privacy.accountant=rdp")
     resolved = load_config(row, overrides)
-    # Steps of one task and model cost the same in all of their rows.
-    key = json.dumps([resolved.tree["task"], resolved.tree["model"]])
-
-    def measure_once(*arguments: Any) -> StepFlops:
-        if key not in STEPS:
-            STEPS[key] = measure_step(*arguments)
-        return STEPS[key]
-
-    monkeypatch.setattr(preparing, "measure_step", measure_once)
+    measure_once(monkeypatch, resolved)
     with ExitStack() as stack:
         # This refuses a published number whose metric will not be measured, as ``run`` does.
         prepared = prepare(resolved, out, None, stack, lambda text: None)
@@ -217,8 +224,9 @@ def test_a_view_shows_cells_of_rows_that_exist(path: Path) -> None:
     first = path.read_text(encoding="utf-8").splitlines()[0]
     assert first == f"# pfl-bench table {path.parent.relative_to(REPOSITORY).as_posix()}"
     view = load_view(path)
+    rows = rows_below(view.folder)
     for shown, row in view.rows:
-        assert row == rows_below(view.folder)[shown.row]
+        assert row == rows[shown.row]
         check_measured(view, shown, as_it_is(row).config)
         assert all(entry.source for entry in shown.expected)
     for figure in view.figures:
@@ -227,12 +235,18 @@ def test_a_view_shows_cells_of_rows_that_exist(path: Path) -> None:
 
 @pytest.mark.parametrize("path", VIEWS, ids=name_of)
 def test_a_row_of_a_view_runs_one_round(
-    path: Path, small: dict[str, Path], out: Path, capsys: Capture
+    path: Path,
+    small: dict[str, Path],
+    out: Path,
+    capsys: Capture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     view, row = load_view(path), RUN_BY_VIEWS[path]
     shown = view.rows[0][0]
     arguments = ["table", str(path.parent), "--only", shown.row, "--out", str(out)]
     overrides = shortened(row, small)
+    resolved = load_config(row, overrides)
+    measure_once(monkeypatch, resolved)
     assert main([*arguments, *overrides]) == 0
     table = capsys.readouterr().out
     assert shown.label is not None
@@ -245,7 +259,7 @@ def test_a_row_of_a_view_runs_one_round(
     summary = read_json(out / shown.row / "seed-0" / "summary.json")
     assert summary is not None
     assert summary["name"] == as_it_is(row).config.name
-    check_summary(row, load_config(row, overrides), summary)
+    check_summary(row, resolved, summary)
     # A view of its own folder's rows writes beside them, like a table.
     page = (out / f"view-{path.parent.name}" / "report.html").read_text(encoding="utf-8")
     for figure in view.figures:
@@ -312,7 +326,7 @@ def test_a_combination_of_a_sweep_runs_one_round(
 
 def test_numbers_of_our_own_are_called_so() -> None:
     """A command is the source of a number that nobody published; of a published one, a paper."""
-    rows = {path: list(load_config(path).config.expected) for path in ROWS}
+    rows = {path: list(as_it_is(path).config.expected) for path in ROWS}
     for path, viewed in VIEWED.items():
         rows.setdefault(path, []).extend(viewed)
     every = [(path.name, expected) for path, many in rows.items() for expected in many]
