@@ -41,6 +41,10 @@ MECHANISMS = {
     "local": {"name": "local_gaussian", "clip_norm": 0.5},
 }
 ENGINE = {"federated__engine": "vectorized", "federated__engine_lanes": 4}
+# Noise is given, not calibrated: accountants compute nothing on a device.
+NOISE = {"privacy__epsilon": None, "privacy__noise_multiplier": 1.0}
+# Two steps a client, the second with the examples that are left, not six.
+TWO_STEPS = {"federated__local_batch_size": 12}
 Recorder = Callable[[str, object], None]
 
 
@@ -63,7 +67,8 @@ def clients_of(folder: Path) -> float:
 def test_a_private_run_passes_its_audit(
     mechanism: str, tmp_path: Path, record_property: Recorder
 ) -> None:
-    config = make_config("private_federated", device="cuda", **ENGINE, **changes(mechanism))
+    options = ENGINE | NOISE | changes(mechanism)
+    config = make_config("private_federated", device="cuda", **options)
     run(config, tmp_path / "run")
     record_property("clients", clients_of(tmp_path / "run"))
     checks = audit_run(tmp_path / "run", 1).checks
@@ -86,7 +91,7 @@ def test_a_run_without_privacy_ends_where_that_of_the_cpu_does(
         (
             "private_federated",
             "pfl_bench.federated.trainer.FederatedTrainer",
-            {"federated__num_rounds": 3},
+            {"federated__num_rounds": 3, **TWO_STEPS},
         ),
         (
             "central_dp",
@@ -102,7 +107,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    config = make_config(setting, device="cuda", checkpoint__every=1, **few)
+    config = make_config(setting, device="cuda", checkpoint__every=1, **NOISE, **few)
     run(config, tmp_path / "whole")
     advance = pydoc.locate(f"{trainer}.advance")
 
@@ -186,11 +191,9 @@ LEFT_OUT = {"private_federated/ditto", "private/pld", "private/prv"}
 # Fewer rounds than the cases have. Every second round evaluates and saves; a tree restarts in the
 # fourth; and each of two reports alone would have a larger epsilon than an accountant knows.
 FOUR = {"private/tree", "private/privunit"}
-# Noise is given, not calibrated: accountants compute nothing on a device.
-NOISE = {"privacy__epsilon": None, "privacy__noise_multiplier": 1.0}
 FEW = {
-    "federated": {"federated__num_rounds": 2},
-    "private_federated": {"federated__num_rounds": 2, **NOISE},
+    "federated": {"federated__num_rounds": 2, **TWO_STEPS},
+    "private_federated": {"federated__num_rounds": 2, **NOISE, **TWO_STEPS},
     "central": {"central__num_epochs": 2},
     "central_dp": {"central__num_epochs": 2, **NOISE},
 }
