@@ -210,8 +210,11 @@ def _plugin_place(error: BaseException) -> str | None:
     import traceback
 
     from pfl_bench.plugins import user_files
+    from pfl_bench.runs.jobs.signals import ended_by_signal
     from pfl_bench.types import PluginError
 
+    if ended_by_signal(error):
+        return None
     try:
         own = {os.path.realpath(file) for files in user_files().values() for _, file in files}
     except PluginError:  # of another plug-in

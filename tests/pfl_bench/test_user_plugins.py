@@ -576,6 +576,24 @@ def test_a_bad_plug_in_is_named_by_file_and_line(
     assert line is None or f"line {line}:" in said
 
 
+def test_a_process_that_is_told_to_end_in_a_plug_in_blames_no_plug_in(tmp_path: Path) -> None:
+    file = tmp_path / "methods" / "algorithms" / "mine.py"
+    file.parent.mkdir(parents=True)
+    kill = "import os\n    os.kill(os.getpid(), 10)\n    return "
+    file.write_text(ALGORITHM.replace("return ", kill), encoding="utf-8")
+    (tmp_path / "row.yaml").write_text(ROW, encoding="utf-8")
+    program = """if True:
+        import signal
+        import sys
+        from pfl_bench.cli.main import main
+        signal.signal(10, lambda number, frame: sys.exit(128 + number))
+        sys.exit(main(["run", "row.yaml", "--out", "out"]))
+    """
+    done = warm.python("-c", program, cwd=tmp_path)
+    assert done.returncode == 138, done.stderr
+    assert "plug-in" not in done.stderr
+
+
 def test_a_plug_in_that_is_no_python_does_not_keep_others_from_the_list(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

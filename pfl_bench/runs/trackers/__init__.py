@@ -20,6 +20,7 @@ from pfl_bench import plugins
 from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.config.row_files import bundled_configs
 from pfl_bench.runs.events import RELEASED
+from pfl_bench.runs.jobs.signals import ended_by_signal
 from pfl_bench.runs.tracker import Json, Notice, Tracked, Tracker, one_line, scalar
 
 if TYPE_CHECKING:
@@ -120,6 +121,8 @@ class Trackers:
         try:
             yield
         except (Exception, SystemExit) as error:
+            if ended_by_signal(error):
+                raise
             tracker, what = self._active.pop(name, None), one_line(error)
             if tracker is not None:
                 what = f"stopped ({what}); the run goes on{tracker.after_failure}"

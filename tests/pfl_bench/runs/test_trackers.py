@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import signal
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -171,6 +173,28 @@ def test_a_tracker_that_fails_is_left_out_and_said_once(tmp_path: Path) -> None:
     trackers.finish()
     assert len(notices) == 2
     assert "BrokenPipeError" in notices[1]
+
+
+class Asked(Tracker):
+    def log(self, metrics: Any, round: int) -> None:
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+
+class Handler:
+    def end(self, number: int, frame: Any) -> None:
+        sys.exit(128 + number)
+
+
+@pytest.mark.parametrize("handler", [Handler().end, lambda number, frame: sys.exit(128 + number)])
+def test_a_process_that_is_told_to_end_while_a_tracker_logs_ends(handler: Any) -> None:
+    notices: list[str] = []
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with pytest.raises(SystemExit) as raised:
+            Trackers({"asked": Asked()}, notices.append).log({}, 1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert (raised.value.code, notices) == (128 + signal.SIGUSR1, [])
 
 
 def test_what_is_not_installed_is_said_with_its_extra(
