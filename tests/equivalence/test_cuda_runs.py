@@ -42,9 +42,9 @@ MECHANISMS = {
 }
 ENGINE = {"federated__engine": "vectorized", "federated__engine_lanes": 4}
 # Noise is given, not calibrated: accountants compute nothing on a device.
-NOISE = {"privacy__epsilon": None, "privacy__noise_multiplier": 1.0}
+NOISE: dict[str, Any] = {"privacy__epsilon": None, "privacy__noise_multiplier": 1.0}
 # Two steps a client, the second with the examples that are left, not six.
-TWO_STEPS = {"federated__local_batch_size": 12}
+TWO_STEPS: dict[str, Any] = {"federated__local_batch_size": 12}
 Recorder = Callable[[str, object], None]
 
 
@@ -191,7 +191,7 @@ LEFT_OUT = {"private_federated/ditto", "private/pld", "private/prv"}
 # Fewer rounds than the cases have. Every second round evaluates and saves; a tree restarts in the
 # fourth; and each of two reports alone would have a larger epsilon than an accountant knows.
 FOUR = {"private/tree", "private/privunit"}
-FEW = {
+FEW: dict[str, dict[str, Any]] = {
     "federated": {"federated__num_rounds": 2, **TWO_STEPS},
     "private_federated": {"federated__num_rounds": 2, **NOISE, **TWO_STEPS},
     "central": {"central__num_epochs": 2},
