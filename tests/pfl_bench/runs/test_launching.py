@@ -31,7 +31,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:subprocess .* is still running:R
 
 Capture = pytest.CaptureFixture[str]
 # Long enough to be met while it trains, as soon as it has a checkpoint.
-LONG = {"federated__num_rounds": 40, "checkpoint__every": 5, "evaluation__every": 20}
+LONG = {"federated__num_rounds": 100, "checkpoint__every": 5, "evaluation__every": 50}
 
 
 @pytest.fixture(autouse=True)
