@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 # Error of one round's divergence: twice the largest that was measured, at sampling rates up to 0.9.
 _ROUNDING = 2e-15
+# An epsilon below it may be 0 by the rule of total variation, at another order.
 _SMALL = 0.01
 
 
@@ -77,7 +78,6 @@ def _epsilon_of_best_order(parts: Sequence[tuple[Any, int]], delta: float) -> fl
         low, high = (low, middle) if one < other else (middle + 1, high)
     near = [order for order in ORDERS if abs(order - whole[low]) < 1.0]
     found = min(map(at, (ORDERS[0], *near)))
-    # Small ones are 0 by another rule, at the smallest orders first.
     return found if found > _SMALL else None
 
 

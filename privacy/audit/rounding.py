@@ -31,7 +31,7 @@ ROUNDING = {"float32": 2.0**-14, "tf32": 2.0**-5, "bfloat16": 2.0**-4}
 # this part of R: what ties clients together moves it more.
 FINE = 2.0**-10
 SIGNS = 20_250
-# Of what is not finite: 0 times infinity would be no number.
+# In the place of infinity: 0 times that would be no number.
 _ANYTHING = 1e9
 
 
