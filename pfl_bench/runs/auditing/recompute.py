@@ -227,12 +227,17 @@ class _Work:
                 saved = trainer["central"]
             records = (line, after.get("central"), self._metrics.get(number, {}), saved)
             differing = functools.partial(recomputed.compare, *records, made, sketch)
-            found, place = list(differing(allowed)), 0
+            found, trials = list(differing(allowed)), 0
+            # No trial explains what differs in a cohort, a bound or noise.
+            if found and not list(differing(allowed.at_most())):
+                trials = _TRIALS
             # Whether local training makes so much of rounding. A ReLU that rounding turned over
-            # does so in a trial with probability 1/2. No trial explains cohorts or noise.
-            while found and place < _TRIALS and not list(differing(allowed.at_most())):
+            # does so in a trial with probability 1/2.
+            for place in range(trials):
                 allowed.measure(made, self._disturbed(number, rule, before, allowed, place))
-                found, place = list(differing(allowed)), place + 1
+                found = list(differing(allowed))
+                if not found:
+                    break
             is_unclear = found and not list(differing(allowed.widened()))
             if is_unclear or (not found and recomputed.shares(made, allowed) > recomputed.MOST):
                 self._done.reasons.append(
