@@ -59,13 +59,15 @@ def _epsilon_of_best_order(parts: Sequence[tuple[Any, int]], delta: float) -> fl
     dp-accounting may say more than D, so all orders next to the best whole one are tried.
     """
     from dp_accounting import rdp
+    from dp_accounting.privacy_accountant import NeighboringRelation
     from dp_accounting.rdp.rdp_privacy_accountant import DEFAULT_RDP_ORDERS as ORDERS
 
+    relation = NeighboringRelation.ADD_OR_REMOVE_ONE
     rounding = _ROUNDING * sum(count for _, count in parts)
 
     @cache
     def at(order: float) -> float:
-        total = sum(count * _of_one_order(event, order) for event, count in parts)
+        total = sum(count * _of_one_round(event, relation, order).rdp[0] for event, count in parts)
         return float(rdp.compute_epsilon([order], [max(total, rounding)], delta)[0])
 
     whole = [order for order in ORDERS if float(order).is_integer()]
@@ -77,17 +79,9 @@ def _epsilon_of_best_order(parts: Sequence[tuple[Any, int]], delta: float) -> fl
             return None
         low, high = (low, middle) if one < other else (middle + 1, high)
     near = [order for order in ORDERS if abs(order - whole[low]) < 1.0]
+    # Where total variation says 0, it does so at the smallest order first.
     found = min(map(at, (ORDERS[0], *near)))
     return found if found > _SMALL else None
-
-
-@lru_cache(maxsize=8192)
-def _of_one_order(event: Any, order: float) -> float:
-    """Divergence, at one order, of an event that is run once."""
-    from dp_accounting import rdp
-
-    with _without_excluded_orders():
-        return float(rdp.RdpAccountant([order]).compose(event).rdp[0])
 
 
 def renyi_of(
@@ -119,16 +113,17 @@ def renyi_of(
     return Divergences(orders, np.maximum(total, least))
 
 
-@lru_cache(maxsize=256)
-def _of_one_round(event: Any, relation: Any) -> Divergences:
-    """Divergences of an event that is run once; they add up over rounds.
+@lru_cache(maxsize=8192)
+def _of_one_round(event: Any, relation: Any, order: float | None = None) -> Divergences:
+    """Divergences, at all orders or at one, of an event that is run once; they add up over rounds.
 
-    They take a tenth of a second, and a run asks for epsilon after many numbers of equal rounds.
+    All take a tenth of a second, and a run asks for epsilon after many numbers of equal rounds.
     """
     from dp_accounting import rdp
 
     with _without_excluded_orders():
-        accountant = rdp.RdpAccountant(neighboring_relation=relation).compose(event)
+        orders = None if order is None else [order]
+        accountant = rdp.RdpAccountant(orders, relation).compose(event)
     return Divergences(accountant.orders, accountant.rdp)
 
 
