@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -439,6 +440,20 @@ def install(site: Path, value: str) -> None:
     (info / "entry_points.txt").write_text(f"[pfl_bench.algorithms]\ntheirs = {value}\n")
 
 
+@contextmanager
+def searched(site: Path) -> Iterator[None]:
+    """Find packages in a folder, as where they are installed; they are forgotten afterwards."""
+    before = set(sys.modules)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(site)
+        plugins._entry_points.cache_clear()
+        yield
+    plugins._entry_points.cache_clear()
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(f"{site}{os.sep}"):
+            del sys.modules[name]
+
+
 def code_of_site(site: Path) -> subprocess.CompletedProcess[str]:
     """The digests of code and plug-ins in a process that finds the installed plug-in."""
     program = (
@@ -489,40 +504,43 @@ def test_an_installed_plug_in_without_files_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_a_broken_installed_plug_in_is_named_and_the_others_are_listed(
-    value: str, files: dict[str, str], words: str, tmp_path: Path
+    value: str,
+    files: dict[str, str],
+    words: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     install(tmp_path, value)
     (tmp_path / "pack").mkdir()
     for name in ("__init__", *files):
         (tmp_path / "pack" / f"{name}.py").write_text(files.get(name, ""))
-    paths = os.pathsep.join([str(tmp_path), str(REPOSITORY)])
-    environment = {**os.environ, "PYTHONPATH": paths}
-    listed = warm.python("-m", "pfl_bench", "list", "algorithms", env=environment)
-    assert "fedprox" in listed.stdout, listed.stderr
-    arguments = ("show", "demo/federated.yaml", "federated.algorithm.name=theirs")
-    done = warm.python("-m", "pfl_bench", *arguments, env=environment)
-    assert done.returncode == 2, done.stderr
-    assert words in done.stderr
-    assert "Traceback" not in done.stderr
-    assert "theirs" in listed.stdout or words in listed.stderr
+    with searched(tmp_path):
+        main(["list", "algorithms"])
+        listed = capsys.readouterr()
+        assert "fedprox" in listed.out, listed.err
+        row = ["show", "demo/federated.yaml", "federated.algorithm.name=theirs"]
+        assert main(row) == 2
+        error = capsys.readouterr().err
+    assert words in error
+    assert "Traceback" not in error
+    assert "theirs" in listed.out or words in listed.err
 
 
-def test_two_installed_plug_ins_of_one_name_are_told_apart(tmp_path: Path) -> None:
+def test_two_installed_plug_ins_of_one_name_are_told_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for package in ("one", "other"):
         install(tmp_path, package)
         (tmp_path / f"{package}.py").write_text(ALGORITHM, encoding="utf-8")
         info = (tmp_path / "theirs-1.0.dist-info").rename(tmp_path / f"{package}-1.0.dist-info")
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
-    paths = os.pathsep.join([str(tmp_path), str(REPOSITORY)])
-    environment = {**os.environ, "PYTHONPATH": paths}
-    row = ("show", "demo/federated.yaml")
-    done = warm.python("-m", "pfl_bench", *row, env=environment)
-    assert done.returncode == 0, "a row that has nothing of them"
-    name = "federated.algorithm.name=theirs"
-    done = warm.python("-m", "pfl_bench", *row, name, env=environment)
-    assert done.returncode == 2
+    with searched(tmp_path):
+        row = ["show", "demo/federated.yaml"]
+        assert main(row) == 0, "a row that has nothing of them"
+        assert main([*row, "federated.algorithm.name=theirs"]) == 2
+    error = capsys.readouterr().err
     for package in ("one", "other"):
-        assert f"{package}.py (package '{package}')" in done.stderr
+        assert f"{package}.py (package '{package}')" in error
 
 
 def test_helpers_of_a_folder_are_part_of_its_code(folder: Path) -> None:
@@ -559,19 +577,21 @@ def test_an_installed_package_s_plug_ins_are_found_by_entry_points(tmp_path: Pat
 
 @pytest.mark.parametrize("code", BAD)
 def test_a_bad_plug_in_is_named_by_file_and_line(
-    code: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    code: str,
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In a process of its own: what was imported stays imported."""
-    file = tmp_path / "methods" / "algorithms" / "mine.py"
-    file.parent.mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    file = folder / "algorithms" / "mine.py"
     file.write_text(code, encoding="utf-8")
-    (file.parent / "sound.py").write_text(ALGORITHM, encoding="utf-8")
-    (tmp_path / "row.yaml").write_text(ROW, encoding="utf-8")
+    (folder / "algorithms" / "sound.py").write_text(ALGORITHM, encoding="utf-8")
     line, words = BAD[code]
-    done = warm.python("-m", "pfl_bench", "run", "row.yaml", "--out", "out", cwd=tmp_path)
-    assert done.returncode == 2, done.stderr
-    assert "Traceback" not in done.stderr
-    (said,) = [text for text in done.stderr.splitlines() if words in text]
+    assert main(["run", "row.yaml", "--out", "out"]) == 2
+    error = capsys.readouterr().err
+    assert "Traceback" not in error
+    (said,) = [text for text in error.splitlines() if words in text]
     assert str(file) in said
     assert line is None or f"line {line}:" in said
 
