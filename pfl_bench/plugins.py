@@ -322,6 +322,9 @@ def _in_folders(kind: PluginKind, package: str, folders: list[str]) -> Iterator[
                     yield path.parent.name, f"{package}.{path.parent.name}.{kind.module}"
 
 
+_installed = cache(entry_points)  # It opens a file of each installed package.
+
+
 @cache
 def _entry_points(kind: PluginKind) -> tuple[tuple[str, str, str], ...]:
     """Name, module and, for messages, package of each installed plug-in."""
@@ -330,7 +333,7 @@ def _entry_points(kind: PluginKind) -> tuple[tuple[str, str, str], ...]:
     inner = "" if kind.module is None else f".{kind.module}"
     return tuple(
         (entry.name, entry.value + inner, f" (package '{entry.dist and entry.dist.name}')")
-        for entry in entry_points(group=f"pfl_bench.{kind.group}")
+        for entry in _installed().select(group=f"pfl_bench.{kind.group}")
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import os
 import sys
@@ -59,6 +60,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             (out if is_slow else kept).append(item)
         config.hook.pytest_deselected(items=out)
         items[:] = kept
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """All that was imported stays: garbage is not looked for in it, some hundred times."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,9 @@ Source: McMahan et al. 2017, algorithm 1 (ClientUpdate); Li et al. 2020, algorit
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from typing import Any
 
@@ -39,7 +41,7 @@ class Learner:
     bfloat16: bool = False  # whether the model computes under autocast
     channels_last: bool = False  # whether kernels lie in the flat vector channels last
 
-    @property
+    @cached_property
     def weights(self) -> list[nn.Parameter]:
         """The parameters that are trained."""
         return [weight for weight in self.module.parameters() if weight.requires_grad]
@@ -97,10 +99,11 @@ def train(
     torch.default_generator.manual_seed(torch_seed(learner.seed, LOCAL_TRAINING, number, user))
     examples = learner.read(user, number, stream(learner.seed, AUGMENTATION, number, user))
     steps, processed, losses = 0, 0, 0.0
+    precision = torch.autocast("cpu", torch.bfloat16) if learner.bfloat16 else nullcontext()
     learner.module.train()
     for inputs, targets in _batches(learner, examples, number, user):
         go_on()
-        with torch.autocast("cpu", torch.bfloat16, enabled=learner.bfloat16):
+        with precision:
             outputs = learner.module(inputs)
         loss = learner.loss(outputs.float(), targets)
         found = torch.autograd.grad(loss, weights, allow_unused=True)

@@ -270,7 +270,8 @@ def test_an_installed_package_s_file_is_one_plug_in_with_that_of_the_folder(
         "[pfl_bench.algorithms]\nmine = own_plugins.algorithms.mine\n"
     )
     monkeypatch.syspath_prepend(home)
-    plugins._entry_points.cache_clear()
+    for known in (plugins._installed, plugins._entry_points):
+        known.cache_clear()
     try:
         assert plugins.load(plugins.ALGORITHM, "mine").__file__ == str(path)
         plugins.add_folder(home / "own_plugins")
@@ -278,6 +279,7 @@ def test_an_installed_package_s_file_is_one_plug_in_with_that_of_the_folder(
         subjects = [one.subject for one in pfl_bench.check_plugin("own_plugins")]
         assert "algorithm mine" in subjects
     finally:
-        plugins._entry_points.cache_clear()
+        for known in (plugins._installed, plugins._entry_points):
+            known.cache_clear()
         for name in [name for name in sys.modules if name.startswith("own_plugins")]:
             del sys.modules[name]
