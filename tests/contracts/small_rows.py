@@ -35,6 +35,7 @@ ROWS = [path for path in FILES if kind_of(path) == "row"]
 DIGITS_USERS = 300
 SMALL_SIDE = 32
 SLOW = frozenset({"flair", "google_speech", "openimage", "shakespeare"})
+LARGE = ("mcmahan_cnn", "mobilenet", "resnet", "shufflenet")
 IMAGES = frozenset({"cifar10", "fashion_mnist", "mnist"})
 STORES = {
     "amazon_review": write_amazon_review,
@@ -102,7 +103,7 @@ def shortened(tree: dict[str, Any], small: dict[str, Path]) -> list[str]:
         overrides += ["model.num_attention_heads=2", "model.intermediate_size=32"]
     if tree["systems"] is not None:
         overrides.append("systems.source={name: generated}")
-    if task["name"] in SLOW or tree["model"]["name"] == "mcmahan_cnn":
+    if task["name"] in SLOW or tree["model"]["name"].startswith(LARGE):
         # Four clients of a large model show what twelve do, in a third of the time.
         cohort = 4
     return [*overrides, *_trained_once(tree, users, cohort)]
@@ -119,9 +120,9 @@ def _trained_once(tree: dict[str, Any], users: int, cohort: int) -> list[str]:
     federated = tree["federated"]
     cohort = min(federated["cohort_size"], cohort)
     overrides = ["federated.num_rounds=1", f"federated.cohort_size={cohort}"]
-    if federated["local_epochs"] > 5:
-        overrides.append("federated.local_epochs=6")
-    if (federated["local_steps"] or 0) > 5:
+    if federated["local_epochs"] > 2:
+        overrides.append("federated.local_epochs=2")
+    if (federated["local_steps"] or 0) > 2:
         overrides.append("federated.local_steps=2")
     if tree["evaluation"]["adaptation"] is not None:
         overrides.append("evaluation.adaptation.num_steps=2")
