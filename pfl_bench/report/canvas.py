@@ -67,11 +67,9 @@ class Picture:
     @cached_property
     def svg(self) -> str:
         """An ``svg`` element without references to anything outside the page."""
-        figure = self._draw()
-        buffer = io.StringIO()
         with _page_style(self.identifier):
-            figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-        text = _inline(buffer.getvalue(), self.identifier, self.description, self.size[0])
+            text = svg_of(self._draw())
+        text = _inline(text, self.identifier, self.description, self.size[0])
         for gid, title in (self.titles or {}).items():
             place = f'<g id="{self.identifier}-{gid}">'
             text = text.replace(place, f"<g><title>{_escape(title)}</title>", 1)
@@ -109,6 +107,21 @@ class Picture:
             self.paint(axes)
             axes.tick_params(length=0, which="both")
         return figure
+
+
+def svg_of(figure: Figure) -> str:
+    """The text of ``savefig`` of a transparent figure, which would draw all twice for the layout.
+
+    The figure stays transparent.
+    """
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+    for patch in (figure.patch, *(axes.patch for axes in figure.axes)):
+        patch.set(facecolor="none", edgecolor="none")
+    buffer = io.StringIO()
+    canvas: Any = FigureCanvasSVG(figure)
+    canvas.print_svg(buffer, metadata={"Date": None})
+    return buffer.getvalue()
 
 
 def write_figure(figure: Figure, path: Path, **given: Any) -> None:
