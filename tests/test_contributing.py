@@ -24,8 +24,11 @@ _KILLED = 6
 # Tests, a run that dies, the same run resumed, the same run uninterrupted, audit and report.
 _DRIVER = """
 import json, os, sys
+from pathlib import Path
 import pytest
 from pfl_bench.cli.main import main
+from pfl_bench.config.loading import load_config
+from pfl_bench.runs.runner import run
 from tests.forking import fork
 
 killed, row, audited, tests = sys.argv[1:]
@@ -43,10 +46,22 @@ if not child:
     os._exit(0)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9, "the run was not killed"
 assert main(["run", row, "--out", "runs/ours", "--resume"]) == 0, "resumed"
-assert main(["run", row, "--out", "runs/whole"]) == 0, "uninterrupted"
+run(load_config(Path(row)), Path("runs/whole"))
 if audited == "yes":
     assert main(["audit", "runs/ours"]) == 0, "audited"
 assert main(["report", "runs/ours", "runs/whole", "--out", "both.html"]) == 0, "reported"
+"""
+# Runs of a row that differ in whom they select, without a page of either.
+_SELECTIONS = """
+import sys
+from pathlib import Path
+from pfl_bench.config.loading import load_config
+from pfl_bench.runs.runner import run
+
+row, *names = sys.argv[1:]
+for name in names:
+    changes = [f"federated.selection={{name: {name}}}", "privacy.nonce=turns"]
+    run(load_config(Path(row), changes), Path("runs", name))
 """
 
 
@@ -209,15 +224,10 @@ def test_the_add_a_selector_section_works(copied: Path) -> None:
     assert summary["privacy"]["adjacency"] == "zero-out"
     # A selection that does not count takes the same users more often.
     # The nonce pins both: else each change of the code draws other users.
-    found = {}
-    for name in ("fewest_rounds", "available"):
-        changes = (f"federated.selection={{name: {name}}}", "privacy.nonce=turns")
-        out = f"runs/{name}"
-        done = python(
-            copied, "-m", "pfl_bench", "run", section.commands[-1][2], *changes, "--out", out
-        )
-        assert done.returncode == 0, done.stderr
-        found[name] = returning(copied / out)
+    names = ("fewest_rounds", "available")
+    done = python(copied, "-c", _SELECTIONS, section.commands[-1][2], *names)
+    assert done.returncode == 0, done.stderr
+    found = {name: returning(copied / "runs" / name) for name in names}
     assert found["fewest_rounds"] < found["available"]
 
 
