@@ -36,11 +36,21 @@ class Context(multiprocessing.context.ForkServerContext):
 
     def Process(self, *, target: Callable[..., None], args: Any = (), **rest: Any) -> Any:  # noqa: N802
         """A process that ``start`` forks from the server."""
-        return _server().Process(target=_call, args=(dict(os.environ), target, args), **rest)
+        first = _Environment(dict(os.environ))
+        return _server().Process(target=_call, args=(first, target, args), **rest)
 
 
-def _call(environment: dict[str, str], target: Callable[..., None], args: Any) -> None:
-    _set(environment)
+class _Environment:
+    """Set in the process that unpickles it, before what follows it is imported there."""
+
+    def __init__(self, values: dict[str, str]) -> None:
+        self._values = values
+
+    def __reduce__(self) -> tuple[Callable[..., None], tuple[dict[str, str]]]:
+        return _set, (self._values,)
+
+
+def _call(_: None, target: Callable[..., None], args: Any) -> None:
     target(*args)
 
 

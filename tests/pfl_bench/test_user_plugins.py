@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import shutil
 import subprocess
@@ -23,7 +22,6 @@ from pfl_bench.client.machine import (
     code_digest,
     plugin_digests,
 )
-from pfl_bench.federated.workers import multiprocess
 from pfl_bench.types import PluginError
 from tests import warm
 from tests.helpers import REPOSITORY
@@ -168,8 +166,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder of plug-ins beside a row that uses one; both are forgotten afterwards."""
     # A folder of a test before may have had the same path.
     forget_digests()
-    # As users' workers: a forked one would look for plug-ins where the first test had them.
-    monkeypatch.setattr(multiprocess, "multiprocessing", multiprocessing)
     monkeypatch.setattr(plugins, "__path__", [])
     monkeypatch.delenv(plugins.FOLDERS, raising=False)
     # Set, so that what add_folder sets is taken back.
