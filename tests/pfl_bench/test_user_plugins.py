@@ -442,8 +442,10 @@ def searched(site: Path) -> Iterator[None]:
     before = set(sys.modules)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(site)
+        plugins._installed.cache_clear()
         plugins._entry_points.cache_clear()
         yield
+    plugins._installed.cache_clear()
     plugins._entry_points.cache_clear()
     for name in set(sys.modules) - before:
         if str(getattr(sys.modules[name], "__file__", "")).startswith(f"{site}{os.sep}"):
