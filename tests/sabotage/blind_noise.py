@@ -1,6 +1,7 @@
 """Bugs planted blind: the noise.
 
-A claim of 4.07 is that of the small run: 20 rounds, 50 of 300 users, multiplier 1, delta 0.0019.
+Where the claim is 4.07: 50 of 300 users in 20 rounds, multiplier 1, delta 0.0019. Tests have 20 of
+120 users.
 """
 
 from __future__ import annotations

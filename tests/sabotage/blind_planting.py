@@ -42,7 +42,7 @@ class Blind:
     Attributes:
         bug: As other planted bugs.
         breaks: What of the guarantee does not hold.
-        real_epsilon: What epsilon would truly be, roughly, where the run claims 4.07 (or as said).
+        real_epsilon: What epsilon would truly be, roughly, where a run claims 4.07 (or as said).
         at_least: What the largest of the plant's witnesses must come to: else nothing was planted.
     """
 

@@ -1,6 +1,7 @@
 """Bugs planted blind: what is accounted and recorded.
 
-A claim of 4.07 is that of the small run: 20 rounds, 50 of 300 users, multiplier 1, delta 0.0019.
+Where the claim is 4.07: 50 of 300 users in 20 rounds, multiplier 1, delta 0.0019. Tests have 20 of
+120 users.
 """
 
 from __future__ import annotations
@@ -233,7 +234,7 @@ RECORD: tuple[Blind, ...] = (
         "delta_of_the_cohort",
         "delta is the cohort to the -1.1",
         "`default_delta`",
-        "delta is 0.0135, far above one user in 300",
+        "delta is 0.0135 for 300 users, far above one in 300",
         "4.07 at the delta that is meant, of a claim of 3.03",
         0.001,
         plant=delta_of_the_cohort,

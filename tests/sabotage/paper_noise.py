@@ -20,7 +20,9 @@ from privacy.mechanisms.gaussian import Gaussian
 from privacy.mechanisms.laplace import Laplace
 from privacy.noise import clipped_sum
 from tests.sabotage.paper_planting import (
+    COHORT,
     HALF,
+    SMALLER_COHORT,
     Noise,
     PaperBug,
     Patch,
@@ -29,7 +31,7 @@ from tests.sabotage.paper_planting import (
     registering,
     wrap,
 )
-from tests.sabotage.planting import COHORT, LAPLACE, SMALLER_COHORT
+from tests.sabotage.planting import LAPLACE
 
 BUGS: list[PaperBug] = []
 bug = registering(BUGS)

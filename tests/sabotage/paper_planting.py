@@ -31,8 +31,16 @@ Plant = Callable[[Patch], None]
 Noise = NDArray[np.float64]
 Effect = Literal["model", "statement", "ledger", "selection", "checkpoint"]
 
+USERS, COHORT = 300, 50
 ROUNDS: int = SMALL["federated__num_rounds"]
 HALF: int = ROUNDS // 2
+PRIVATE: dict[str, Any] = {
+    **SMALL,
+    "task__num_users": USERS,
+    "federated__cohort_size": COHORT,
+    "privacy__population_size": USERS,
+}
+SMALLER_COHORT = {"privacy__noise_cohort_size": 2 * COHORT, "privacy__noise_multiplier": 2.0}
 CENTRAL_DP: dict[str, Any] = {"evaluation__every": 1000, "evaluation__splits": []}
 MICRO = {"central__physical_batch_size": 8}
 EPOCHS = 4
@@ -68,7 +76,7 @@ class PaperBug:
     @property
     def config(self) -> ResolvedConfig:
         """The small run that the bug is planted into."""
-        small = SMALL if self.setting == "private_federated" else CENTRAL_DP
+        small = PRIVATE if self.setting == "private_federated" else CENTRAL_DP
         data = {} if self.store is None else {"task__data": self.store()}
         return make_config(self.setting, **{**small, **self.changes, **data})
 

@@ -23,16 +23,16 @@ from privacy.plan.types import Setting
 from privacy.recording.observation import Observer
 from privacy.sampling_scheme import Participation
 from privacy.schemes.fixed_size import FixedSize
-from tests.sabotage.paper_planting import HALF, PaperBug, Patch, registering, wrap
-from tests.sabotage.planting import (
-    ADAPTIVE,
-    BANDED,
+from tests.sabotage.paper_planting import (
     COHORT,
-    FIXED_SIZE,
-    LOCAL,
+    HALF,
     SMALLER_COHORT,
-    TREE,
+    PaperBug,
+    Patch,
+    registering,
+    wrap,
 )
+from tests.sabotage.planting import ADAPTIVE, BANDED, FIXED_SIZE, LOCAL, TREE
 
 BUGS: list[PaperBug] = []
 bug = registering(BUGS)
