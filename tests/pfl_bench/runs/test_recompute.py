@@ -359,6 +359,7 @@ def test_a_canary_too_many_is_named(tmp_path: Path, monkeypatch: Patch) -> None:
 STEEP = {
     "federated__local_learning_rate": 5.0,
     "federated__local_epochs": 10,
+    "federated__cohort_size": 4,
     "privacy__mechanism": {"name": "gaussian", "clip_norm": 0.5},
     "checkpoint__every": 1,
     "checkpoint__keep": 4,
