@@ -68,6 +68,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    """Libraries look at their own garbage when the process ends."""
+    gc.unfreeze()
+
+
 @pytest.fixture(scope="session")
 def stores(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Small stores of every task, each written when it is first asked for; to be read alone."""

@@ -22,6 +22,7 @@ _TABLE_LABELS = 20
 _TABLE_VALUES = 5
 _ALL = "all"
 _DIFFERS = "differs_from_published"
+_UNDIVIDED = "each split is one user: a row's task.partition makes clients of data that have none"
 _ROWS = (
     ("users", "users", ",.0f"),
     ("samples", "samples", ",.0f"),
@@ -39,6 +40,7 @@ def format_statistics(statistics: Mapping[str, Any]) -> str:
     facts = statistics["facts"]
     parts = parts_of(statistics, _ALL)
     sizes = dict(statistics["splits"])
+    is_undivided = all(part["users"] == 1 for part in sizes.values())
     if len(sizes) > 1:
         sizes[_ALL] = statistics["all_users"]
     lines = [
@@ -55,6 +57,7 @@ def format_statistics(statistics: Mapping[str, Any]) -> str:
             + ["max", "skewness"],
             [_size_row(name, part) for name, part in sizes.items()],
         ),
+        *([_UNDIVIDED] if is_undivided else []),
         *_source_lines(facts["extra"]),
         "",
         "users by number of examples",

@@ -72,8 +72,9 @@ def format_statistics(statistics: Mapping[str, Any]) -> str:
     width = max(7, *(len(name) + 2 for name in names))
     first = max(map(len, counts)) + 2
     lines = [statistics["notice"].upper()] if statistics["notice"] else []
+    one = "client" if statistics["clients"] == 1 else "clients"
     lines.append(
-        f"train: {statistics['clients']:,} clients of {statistics['min']:,} to "
+        f"train: {statistics['clients']:,} {one} of {statistics['min']:,} to "
         f"{statistics['max']:,} images, mean {statistics['mean']:.2f}, sd {statistics['sd']:.2f} "
         "(population); images by class:"
     )
@@ -81,6 +82,8 @@ def format_statistics(statistics: Mapping[str, Any]) -> str:
     for client, row in counts.items():
         numbers = "".join(f"{count:>{width},}" for count in row)
         lines.append(f"{client:{first}}{numbers}{sum(row):>9,}")
+    if statistics["clients"] == 1:
+        lines.append("for a row's clients add its task.partition: 'partition={kind: ...}'")
     left = statistics["clients"] - len(counts)
     if left:
         lines.append(f"and {left:,} clients more (clients=N lists N)")

@@ -120,3 +120,8 @@ def test_other_shapes_show_nothing(
     assert HEADING not in text
     assert "published" not in text
     assert text == text_of(tmp_path / "s.h5", {})
+
+
+def test_splits_of_one_user_are_said_to_be_undivided(tmp_path: Path) -> None:
+    said = "each split is one user: a row's task.partition makes clients of data that have none"
+    assert said in text_of(tmp_path / "one.h5", {}).splitlines()
