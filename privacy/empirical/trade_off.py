@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -97,6 +98,8 @@ def is_gaussian(composition: Composition) -> bool:
     return isinstance(getattr(event, "event", event), dp_event.GaussianDpEvent)
 
 
+# Of one noise and then another: a run, its audit and those of its other seeds ask the same.
+@lru_cache(maxsize=256)
 def trade_off_of(composition: Composition) -> TradeOff | None:
     """The trade-off function that composed equal events have, by their accounting.
 
