@@ -17,8 +17,9 @@ import torch.distributed as dist
 
 from pfl_bench.cli.main import main
 from pfl_bench.runs.checkpoint import load_latest
+from pfl_bench.runs.runner import run
 from tests import warm
-from tests.helpers import REPOSITORY
+from tests.helpers import REPOSITORY, make_config
 
 pytestmark = [
     pytest.mark.slow,
@@ -26,14 +27,14 @@ pytestmark = [
     pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="ranks are found in /proc"),
 ]
 
-ROUNDS = 60
+ROUNDS = 40
 CHANGES: dict[str, Any] = {
     "federated__num_rounds": ROUNDS,
     "privacy__epsilon": None,
     "privacy__noise_cohort_size": None,
     "privacy__noise_multiplier": 1.0,
     "evaluation__every": 25,
-    "checkpoint__every": 10,
+    "checkpoint__every": 5,
 }
 LIMIT = 180.0
 # The lead is asked to end while it takes the central step of round 4: the mechanism has moved on,
@@ -78,7 +79,7 @@ sys.exit(code)
 """
 # Rank 1 announces a vector and does not send it.
 SILENT = """
-import sys, time, torch
+import time, torch
 from datetime import timedelta
 import torch.distributed as dist
 from pfl_bench.federated.workers import torchrun
@@ -89,7 +90,7 @@ group = torchrun.TorchrunGroup("cpu")
 if group.rank:
     announced = torchrun._packed(("part", [(4, torch.float32, "cpu")]))
     dist.send_object_list([announced], dst=0, device=torch.device("cpu"))
-    sys.stdin.read()
+    time.sleep(LIMIT)
 else:
     part, vectors = group.receive(1)
     try:
@@ -259,17 +260,24 @@ def row(config_file: Callable[..., Path]) -> Path:
     return config_file("private_federated", **CHANGES)
 
 
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, bytes]:
+    """Result of the row in one process."""
+    folder = tmp_path_factory.mktemp("alone")
+    run(make_config("private_federated", **CHANGES), folder)
+    return result(folder)
+
+
 def test_a_rank_that_dies_is_named_and_the_run_resumes_or_restarts_to_the_same_bits(
     row: Path,
+    expected: tuple[str, bytes],
     launch: Callable[..., Launched],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    alone, cut, elastic = (tmp_path / name for name in ("alone", "cut", "elastic"))
-    assert main(["run", str(row), "--out", str(alone)]) == 0
-    expected = result(alone)
+    cut, elastic = (tmp_path / name for name in ("cut", "elastic"))
     first = launch(str(row), "--out", str(cut), cold=True)
-    victim = first.kill_after(15, 1, cut / "metrics.jsonl")
+    victim = first.kill_after(6, 1, cut / "metrics.jsonl")
     assert first.wait() == 1
     said = first.said()
     assert f"rank 1 (process {victim} on " in said
@@ -278,14 +286,14 @@ def test_a_rank_that_dies_is_named_and_the_run_resumes_or_restarts_to_the_same_b
     assert not (cut / "summary.json").exists()
     state = load_latest(cut / "checkpoints")
     assert state is not None
-    assert 15 <= state["step"] < ROUNDS
+    assert 6 <= state["step"] < ROUNDS
     capsys.readouterr()
     # With one process, and so another number of them than it began with.
     assert main(["run", str(row), "--out", str(cut), "--resume"]) == 0
     assert "resumed after round" in capsys.readouterr().err
     assert result(cut) == expected
     second = launch(str(row), "--out", str(elastic), options=("--max-restarts", "1"))
-    second.kill_after(15, 1, elastic / "metrics.jsonl")
+    second.kill_after(6, 1, elastic / "metrics.jsonl")
     assert second.wait() == 0, second.said()
     assert "resumed after round" in (elastic / "run.log").read_text()
     assert result(elastic) == expected
@@ -324,22 +332,24 @@ def test_a_wrong_row_is_refused_by_the_lead_alone_and_nobody_waits_on(
 
 
 def test_a_round_is_never_saved_by_halves(
-    row: Path, launch: Callable[..., Launched], tmp_path: Path
+    row: Path,
+    expected: tuple[str, bytes],
+    launch: Callable[..., Launched],
+    tmp_path: Path,
 ) -> None:
     script = tmp_path / "asked_to_end.py"
     script.write_text(ASKED_TO_END, encoding="utf-8")
-    cut, alone = tmp_path / "cut", tmp_path / "alone"
+    cut = tmp_path / "cut"
     launched = launch(str(row), "--out", str(cut), program=[str(script)])
-    assert main(["run", str(row), "--out", str(alone)]) == 0
     assert launched.wait() == 1
     assert "rank 0 was asked to end (SIGTERM)" in launched.said()
     assert "]: Traceback" not in launched.said()
     state = load_latest(cut / "checkpoints")
     assert state is not None
-    # All of the round, though the checkpoints that were asked for come every ten.
+    # All of the round, though the checkpoints that were asked for come every five.
     assert state["step"] == 4
     assert main(["run", str(row), "--out", str(cut), "--resume"]) == 0
-    assert result(cut) == result(alone)
+    assert result(cut) == expected
 
 
 def test_what_all_ranks_refuse_is_said_as_by_one(
@@ -356,28 +366,26 @@ def test_what_all_ranks_refuse_is_said_as_by_one(
     assert "]: Traceback" not in said
 
 
-def test_a_vector_that_does_not_come_is_waited_for_a_while_and_its_rank_named() -> None:
+def test_a_vector_that_does_not_come_is_waited_for_a_while_and_its_rank_named(
+    tmp_path: Path,
+) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     ranks = []
     for rank in "01":
         place = {"RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        log = tmp_path / rank
+        log.touch()
+        program = ("-c", SILENT.replace("LIMIT", str(LIMIT)))
         ranks.append(
-            subprocess.Popen(
-                [sys.executable, "-c", SILENT],
-                cwd=REPOSITORY,
-                env={**os.environ, **place},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
+            warm.start(program, str(REPOSITORY), {**os.environ, **place}, (str(log), str(log)))
         )
     lead, silent = ranks
     try:
-        told = lead.communicate(timeout=LIMIT)[0]
+        lead.join(LIMIT)
     finally:
-        silent.kill()
-        silent.communicate()
-        lead.kill()
-    assert f"rank 0 lost rank 1 (process {silent.pid}" in told
+        for process in (silent, lead):
+            process.kill()
+            process.join()
+    assert f"rank 0 lost rank 1 (process {silent.pid}" in (tmp_path / "0").read_text()
