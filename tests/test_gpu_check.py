@@ -9,6 +9,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -83,7 +85,16 @@ def test_a_spent_budget_skips_what_is_left(check: SimpleNamespace) -> None:
 
 
 @pytest.mark.parametrize("name", ["decoding", "profile-softmax", "repeat-cnn", "repeat-lstm"])
-def test_a_step_measures(name: str, check: SimpleNamespace, tmp_path: Path) -> None:
+def test_a_step_measures(
+    name: str, check: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Few data of the same shapes.
+    load, make = check.steps.FEMNIST["cnn"], partial(check.steps.FORTY, mean_examples=15)
+    small = partial(check.steps.STEPS["repeat-cnn"].run.func, load, make)
+    monkeypatch.setitem(
+        check.steps.STEPS, "repeat-cnn", replace(check.steps.STEPS["repeat-cnn"], run=small)
+    )
+    monkeypatch.setattr(check.steps.shakespeare, "MOST_WINDOWS", 15)
     found = check.steps.run_step(name, "cpu", tmp_path)
     if name == "decoding":
         assert found["cpu"]["pictures_a_second"] > 1
