@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 import torch
 import yaml
 
+from tests import warm
 from tests.helpers import REPOSITORY
 
 
@@ -218,11 +218,9 @@ def test_scale_measures_a_cohort_and_says_whether_it_holds(
 ) -> None:
     job = tmp_path / "job.json"
     bench.workload.Job(str(store), _load(bench), private=True).write(job)
-    command = [sys.executable, str(REPOSITORY / "scripts" / "bench.py"), "scale", "--child"]
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    done = subprocess.run(
-        [*command, str(job), "2"], check=True, capture_output=True, text=True, env=environment
-    )
+    environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY / 'scripts'}:{REPOSITORY}"}
+    command = ("-m", "bench", "scale", "--child", str(job), "2")
+    done = warm.python(*command, cwd=tmp_path, check=True, env=environment)
     found = json.loads(done.stdout)
     assert 0 < found["start_mib"] <= found["peak_mib"]
     assert len(found["wall_ms"]) == found["rounds"] == 2
