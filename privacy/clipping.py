@@ -81,7 +81,9 @@ def l2_norm(update: Tensor) -> float:
 def _sum_of_parts(update: Tensor, of_part: Callable[[Tensor], Tensor]) -> float:
     """Sum on the CPU, since MPS has no float64, of float64 parts that may be written over."""
     update = update.detach().cpu()
-    buffer = torch.empty(min(_CHUNK, update.numel()), dtype=torch.float64)
+    if update.numel() <= _CHUNK:
+        return float(of_part(update.to(torch.float64, copy=True)))
+    buffer = torch.empty(_CHUNK, dtype=torch.float64)
     total = 0.0
     for start in range(0, update.numel(), _CHUNK):
         chunk = update[start : start + _CHUNK]
