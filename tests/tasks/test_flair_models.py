@@ -409,7 +409,7 @@ def test_small_cnn_learns_shapes_and_colours() -> None:
     unseen, answers = coloured_shapes(200, 2)
     module = build(6, 32, name="small_cnn")
     optimizer = torch.optim.SGD(module.parameters(), 0.1)
-    for _ in range(8):
+    for _ in range(12):
         for batch in torch.randperm(len(inputs)).split(16):
             optimizer.zero_grad()
             outputs = module(inputs[batch])
