@@ -30,7 +30,7 @@ def main() -> None:
     else:
         from benchmarks.common import OurSide
 
-        side = OurSide(configuration(job), path.parent, job.cohort_seed)
+        side = OurSide(configuration(job), path.parent)
         serve(side, output)
         side.close()
 

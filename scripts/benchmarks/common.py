@@ -52,14 +52,13 @@ class OurSide:
     Args:
         tree: Its configuration, as a YAML file would hold it.
         folder: The run's folder, which holds a private run's ledger.
-        cohort_seed: Another side's, as no two private runs may share; None for its own.
         notice: Called with what a person must know.
 
     Attributes:
         task: The data.
         model: The clients' working copy.
         trainer: The trainer.
-        cohort_seed: Seed of cohorts and noise, which a private run derives from all it knows.
+        cohort_seed: Seed of cohorts and noise, of a private run that of all runs of its nonce.
         scalars: Those of the last round.
     """
 
@@ -67,7 +66,6 @@ class OurSide:
         self,
         tree: dict[str, Any],
         folder: Path,
-        cohort_seed: int | None = None,
         notice: Callable[[str], None] = lambda text: None,
     ) -> None:
         resolved = resolve(tree, Path("bench"), ())
@@ -84,8 +82,6 @@ class OurSide:
             self._group,
         )
         self.trainer.begin(0)
-        if cohort_seed is not None:
-            self.trainer._cohort_seed = cohort_seed
         self.cohort_seed = self.trainer._cohort_seed
         self.scalars: Mapping[str, float] = {}
 

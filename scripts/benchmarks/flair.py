@@ -112,16 +112,17 @@ class Workload:
     ) -> None:
         self.name, self._options = name, options
         self.sides: dict[str, Any] = {}
-        seed = None
         for engine in options.engine:
             (folder / engine).mkdir(parents=True)
             tree = configuration(name, files, engine, options)
-            ours = OurSide(tree, folder / engine, seed)
-            self.sides[f"pfl-bench, {engine}"] = ours
-            if seed is None:
-                seed, self.ours = ours.cohort_seed, ours
+            self.ours = OurSide(tree, folder / engine)
+            self.sides[f"pfl-bench, {engine}"] = self.ours
         self.device = self.ours.device
-        job = FlairJob(configuration(name, files, "sequential", options), options.threads, seed)
+        job = FlairJob(
+            configuration(name, files, "sequential", options),
+            options.threads,
+            self.ours.cohort_seed,
+        )
         self._private = job.private
         material = FlairMaterial(job)
         self.batches = material.clients

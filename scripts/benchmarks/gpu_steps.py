@@ -163,12 +163,11 @@ def _repeat_model(
     load: Workload, make: Callable[[Path], None], device: str, folder: Path
 ) -> dict[str, Any]:
     """Two private rounds of a model, twice from one seed: the bits must be the same."""
-    vectors, seed = [], None
+    vectors = []
     for name in ("first", "second"):
         place = folder / name
         place.mkdir()
-        side = _our_side(load, device, place, make, cohort_seed=seed)
-        seed = side.cohort_seed
+        side = _our_side(load, device, place, make)
         for number in (1, 2):
             side.round(number)
         vectors.append(side.vector())
@@ -184,7 +183,6 @@ def _our_side(
     folder: Path,
     make: Callable[[Path], None] = SIXTY,
     notice: Callable[[str], None] = lambda text: None,
-    cohort_seed: int | None = None,
     **job: Any,
 ) -> OurSide:
     """Our trainer on generated data; private unless ``job`` says otherwise."""
@@ -192,7 +190,7 @@ def _our_side(
     make(store)
     (folder / "run").mkdir()
     told = Job(str(store), load, device=device, **{"private": True, **job})
-    return OurSide(configuration(told), folder / "run", cohort_seed, notice)
+    return OurSide(configuration(told), folder / "run", notice)
 
 
 def _synchronizations(device: str, folder: Path) -> dict[str, Any]:

@@ -112,8 +112,7 @@ def build_sides(
                 place = folder / f"{engine}-{slots}-{threads}"
                 place.mkdir(parents=True)
                 own = replace(job, engine=engine, slots=slots, threads=threads)
-                seed = None if sides is None else job.cohort_seed
-                ours = OurSide(configuration(own), place, seed)
+                ours = OurSide(configuration(own), place)
                 stack.callback(ours.close)
                 if sides is None:
                     sides = Sides({}, ours)
