@@ -134,7 +134,7 @@ def user_files() -> dict[str, list[tuple[str, Path]]]:
         PluginError: An installed plug-in has no file, so that its code cannot be told from another.
     """
     found = {folder: _python_files(Path(folder)) for folder in __path__}
-    modules = {module for kind in KINDS for _, module, _ in _entry_points(kind)}
+    modules = {module for each in _entry_points().values() for _, module, _ in each}
     for root in sorted({module.partition(".")[0] for module in modules}):
         if not root or importlib.util.find_spec(root) is None:
             continue  # It is not there, which ``spec_of`` says.
@@ -297,7 +297,7 @@ def _modules(kind: PluginKind) -> Iterator[tuple[str, str]]:
         return
     own = [os.path.join(folder, kind.group) for folder in __path__]
     yield from _in_folders(kind, f"{__name__}.{kind.group}", own)
-    for name, module, _ in _entry_points(kind):
+    for name, module, _ in _entry_points()[kind]:
         if kind.module is None or _may_be_there(module):
             yield name, module
 
@@ -322,23 +322,23 @@ def _in_folders(kind: PluginKind, package: str, folders: list[str]) -> Iterator[
                     yield path.parent.name, f"{package}.{path.parent.name}.{kind.module}"
 
 
-_installed = cache(entry_points)  # It opens a file of each installed package.
-
-
 @cache
-def _entry_points(kind: PluginKind) -> tuple[tuple[str, str, str], ...]:
-    """Name, module and, for messages, package of each installed plug-in."""
-    if kind.group is None:
-        return ()
-    inner = "" if kind.module is None else f".{kind.module}"
-    return tuple(
-        (entry.name, entry.value + inner, f" (package '{entry.dist and entry.dist.name}')")
-        for entry in _installed().select(group=f"pfl_bench.{kind.group}")
-    )
+def _entry_points() -> dict[PluginKind, list[tuple[str, str, str]]]:
+    """Name, module and, for messages, package of each installed plug-in, by kind."""
+    installed = entry_points()  # It opens a file of each installed package.
+    found = {}
+    for kind in KINDS:
+        inner = "" if kind.module is None else f".{kind.module}"
+        found[kind] = [
+            (entry.name, entry.value + inner, f" (package '{entry.dist and entry.dist.name}')")
+            for entry in installed.select(group=f"pfl_bench.{kind.group}")
+            if kind.group is not None
+        ]
+    return found
 
 
 def _package_of(kind: PluginKind, module: str) -> str:
-    return next((package for _, own, package in _entry_points(kind) if own == module), "")
+    return next((package for _, own, package in _entry_points().get(kind, ()) if own == module), "")
 
 
 def _file_of(module: str) -> str:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
+from pfl_bench import plugins
 from pfl_bench.config.loading import ResolvedConfig, resolve
 from pfl_bench.federated.parts import FederatedParts, build_model, build_task
 from pfl_bench.federated.private_seed import derive
@@ -131,3 +136,19 @@ def change_checkpoint(path: Path, change: Callable[[dict[str, Any]], None]) -> N
     del state["sha256"]
     change(state)
     torch.save({**state, "sha256": checkpoint._digest(state)}, path)
+
+
+@contextmanager
+def searched(site: Path) -> Iterator[None]:
+    """Find packages in a folder, as where they are installed; they are forgotten afterwards."""
+    before = set(sys.modules)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(site)
+        plugins._entry_points.cache_clear()
+        try:
+            yield
+        finally:
+            plugins._entry_points.cache_clear()
+            for name in set(sys.modules) - before:
+                if str(getattr(sys.modules[name], "__file__", "")).startswith(f"{site}{os.sep}"):
+                    del sys.modules[name]

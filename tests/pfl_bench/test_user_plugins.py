@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -24,7 +23,7 @@ from pfl_bench.client.machine import (
 )
 from pfl_bench.types import PluginError
 from tests import warm
-from tests.helpers import REPOSITORY
+from tests.helpers import REPOSITORY, searched
 
 ALGORITHM = '''"""Local SGD whose updates are sent at a fraction."""
 
@@ -434,22 +433,6 @@ def install(site: Path, value: str) -> None:
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(f"[pfl_bench.algorithms]\ntheirs = {value}\n")
-
-
-@contextmanager
-def searched(site: Path) -> Iterator[None]:
-    """Find packages in a folder, as where they are installed; they are forgotten afterwards."""
-    before = set(sys.modules)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(site)
-        plugins._installed.cache_clear()
-        plugins._entry_points.cache_clear()
-        yield
-    plugins._installed.cache_clear()
-    plugins._entry_points.cache_clear()
-    for name in set(sys.modules) - before:
-        if str(getattr(sys.modules[name], "__file__", "")).startswith(f"{site}{os.sep}"):
-            del sys.modules[name]
 
 
 def code_of_site(site: Path) -> subprocess.CompletedProcess[str]:

@@ -18,7 +18,7 @@ from pfl_bench.cli.main import main
 from pfl_bench.cli.new import KINDS
 from pfl_bench.client.machine import _digest_of_code
 from tests import warm
-from tests.helpers import REPOSITORY
+from tests.helpers import REPOSITORY, searched
 
 Capture = pytest.CaptureFixture[str]
 # Kinds whose rows claim no privacy.
@@ -259,7 +259,7 @@ def test_a_folder_without_plug_ins_is_refused(
 
 
 def test_an_installed_package_s_file_is_one_plug_in_with_that_of_the_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     home = tmp_path / "own"
     path = new("algorithm", home)
@@ -269,17 +269,9 @@ def test_an_installed_package_s_file_is_one_plug_in_with_that_of_the_folder(
     (info / "entry_points.txt").write_text(
         "[pfl_bench.algorithms]\nmine = own_plugins.algorithms.mine\n"
     )
-    monkeypatch.syspath_prepend(home)
-    for known in (plugins._installed, plugins._entry_points):
-        known.cache_clear()
-    try:
+    with searched(home):
         assert plugins.load(plugins.ALGORITHM, "mine").__file__ == str(path)
         plugins.add_folder(home / "own_plugins")
         assert plugins.module_of(plugins.ALGORITHM, "mine").endswith("algorithms.mine")
         subjects = [one.subject for one in pfl_bench.check_plugin("own_plugins")]
         assert "algorithm mine" in subjects
-    finally:
-        for known in (plugins._installed, plugins._entry_points):
-            known.cache_clear()
-        for name in [name for name in sys.modules if name.startswith("own_plugins")]:
-            del sys.modules[name]
