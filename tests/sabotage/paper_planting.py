@@ -24,6 +24,7 @@ from pfl_bench.trainers.central import CentralTrainer
 from privacy.mechanism import mean_of
 from privacy.mechanisms import gaussian
 from tests.helpers import make_config
+from tests.sabotage import planting
 from tests.sabotage.planting import SMALL
 
 Patch = pytest.MonkeyPatch
@@ -40,7 +41,7 @@ PRIVATE: dict[str, Any] = {
     "federated__cohort_size": COHORT,
     "privacy__population_size": USERS,
 }
-SMALLER_COHORT = {"privacy__noise_cohort_size": 2 * COHORT, "privacy__noise_multiplier": 2.0}
+SMALLER_COHORT = {**planting.SMALLER_COHORT, "privacy__noise_cohort_size": 2 * COHORT}
 CENTRAL_DP: dict[str, Any] = {"evaluation__every": 1000, "evaluation__splits": []}
 MICRO = {"central__physical_batch_size": 8}
 EPOCHS = 4
