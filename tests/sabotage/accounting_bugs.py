@@ -250,7 +250,7 @@ ACCOUNTING_BUGS = (
         "`PrivacyPlan.check_round` does nothing",
         expects=("budget",),
         plant=no_stop,
-        changes={"privacy__epsilon": 3.0},
+        changes={"privacy__epsilon": 2.0},
     ),
     Bug(
         "rounds_before_resume",

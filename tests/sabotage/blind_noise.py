@@ -303,6 +303,8 @@ NOISE: tuple[Blind, ...] = (
         "infinite",
         0.1,
         plant=noising(permuted),
+        # Fewer do not tell it by the scale.
+        changes={"federated__num_rounds": 20},
         expects=(
             "noise_scale",
             "noise_replay",

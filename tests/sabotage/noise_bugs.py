@@ -27,6 +27,7 @@ from tests.sabotage.planting import (
     LAPLACE,
     LOCAL,
     PRIVUNIT,
+    ROUNDS,
     SMALLER_COHORT,
     Bug,
     Patch,
@@ -335,7 +336,7 @@ NOISE_BUGS = (
         "the stream of noise is seeded by the system's entropy",
         words="its replay differs",
         plant=unseeded_noise,
-        interrupt_after=13,
+        interrupt_after=ROUNDS // 2 + 3,
     ),
     Bug(
         "noise_uniform",
@@ -350,6 +351,8 @@ NOISE_BUGS = (
         "in `noised_mean`",
         expects=("noise_scale", "noise_replay"),
         plant=noise_of(truncated),
+        # Fewer do not tell it by the scale.
+        changes={"federated__num_rounds": 20},
     ),
     Bug(
         "noise_on_half",
@@ -456,6 +459,6 @@ NOISE_BUGS = (
         expects=("noise_replay",),
         plant=forgotten_noise,
         changes=BANDED,
-        interrupt_after=10,
+        interrupt_after=ROUNDS // 2,
     ),
 )

@@ -33,13 +33,23 @@ Noise = NDArray[np.float64]
 Effect = Literal["model", "statement", "ledger", "selection", "checkpoint"]
 
 USERS, COHORT = 300, 50
-ROUNDS: int = SMALL["federated__num_rounds"]
-HALF: int = ROUNDS // 2
+ROUNDS, HALF = 20, 10
 PRIVATE: dict[str, Any] = {
     **SMALL,
     "task__num_users": USERS,
     "federated__cohort_size": COHORT,
     "privacy__population_size": USERS,
+    "federated__num_rounds": ROUNDS,
+    "checkpoint__every": HALF,
+}
+SELECTED = {**planting.SELECTED, "federated__max_participations": 5}
+TREE = {
+    **planting.TREE,
+    "privacy__mechanism": {
+        "name": "tree_aggregation",
+        "clip_norm": planting.CLIP_NORM,
+        "restart_every": ROUNDS // 3,
+    },
 }
 SMALLER_COHORT = {**planting.SMALLER_COHORT, "privacy__noise_cohort_size": 2 * COHORT}
 CENTRAL_DP: dict[str, Any] = {"evaluation__every": 1000, "evaluation__splits": []}

@@ -27,12 +27,13 @@ from tests.sabotage.paper_planting import (
     COHORT,
     HALF,
     SMALLER_COHORT,
+    TREE,
     PaperBug,
     Patch,
     registering,
     wrap,
 )
-from tests.sabotage.planting import ADAPTIVE, BANDED, FIXED_SIZE, LOCAL, TREE
+from tests.sabotage.planting import ADAPTIVE, BANDED, FIXED_SIZE, LOCAL
 
 BUGS: list[PaperBug] = []
 bug = registering(BUGS)

@@ -24,8 +24,17 @@ from privacy.mechanisms.local_gaussian import LocalGaussian
 from privacy.mechanisms.privunit import PrivUnit
 from privacy.mechanisms.tree_aggregation import TreeAggregation
 from privacy.noise.client_reports import ClientReports
-from tests.sabotage.paper_planting import COHORT, HALF, PaperBug, Patch, registering, wrap
-from tests.sabotage.planting import BANDED, CLIP_NORM, CYCLIC, LOCAL, PRIVUNIT, ROUNDS, TREE
+from tests.sabotage.paper_planting import (
+    COHORT,
+    HALF,
+    ROUNDS,
+    TREE,
+    PaperBug,
+    Patch,
+    registering,
+    wrap,
+)
+from tests.sabotage.planting import BANDED, CLIP_NORM, CYCLIC, LOCAL, PRIVUNIT
 
 BUGS: list[PaperBug] = []
 bug = registering(BUGS)

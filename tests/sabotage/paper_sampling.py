@@ -17,8 +17,16 @@ from privacy.sampling_scheme import draw_distinct
 from privacy.schemes.cyclic_poisson import CyclicPoisson
 from privacy.schemes.fixed_size import FixedSize
 from privacy.schemes.poisson import Poisson
-from tests.sabotage.paper_planting import COHORT, USERS, PaperBug, Patch, registering, wrap
-from tests.sabotage.planting import BANDED, FIXED_SIZE, SELECTED
+from tests.sabotage.paper_planting import (
+    COHORT,
+    SELECTED,
+    USERS,
+    PaperBug,
+    Patch,
+    registering,
+    wrap,
+)
+from tests.sabotage.planting import BANDED, FIXED_SIZE
 
 BUGS: list[PaperBug] = []
 bug = registering(BUGS)

@@ -26,6 +26,7 @@ from privacy.mechanisms.tree_aggregation import TreeAggregation
 from privacy.noise import clipped_sum
 from privacy.noise.clipped_sum import add_clipped_
 from tests.sabotage.paper_planting import (
+    TREE,
     USERS,
     PaperBug,
     Patch,
@@ -35,7 +36,7 @@ from tests.sabotage.paper_planting import (
     registering,
     wrap,
 )
-from tests.sabotage.planting import ADAPTIVE, TREE
+from tests.sabotage.planting import ADAPTIVE
 
 BUGS: list[PaperBug] = []
 bug = registering(BUGS)

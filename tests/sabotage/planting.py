@@ -13,7 +13,7 @@ Patch = pytest.MonkeyPatch
 Plant = Callable[[Patch], None]
 Edit = Callable[[Path], None]
 
-USERS, COHORT, ROUNDS = 120, 20, 20
+USERS, COHORT, ROUNDS = 120, 20, 12
 # Of the updates of the digits, some three in five are beyond this bound.
 CLIP_NORM = 0.6
 # L1 norms of the same updates are from 6 to 12.
@@ -83,7 +83,7 @@ SELECTED = {
     **DEVICES,
     "federated__sampling": "selected",
     "federated__separation": 3,
-    "federated__max_participations": 5,
+    "federated__max_participations": 3,
 }
 SELECTED_BANDED = {
     **SELECTED,

@@ -19,6 +19,10 @@ from tests.helpers import central_of
 from tests.sabotage.paper_bugs import BUGS
 from tests.sabotage.paper_planting import PaperBug, drive
 
+# As many take part as most bugs need to show themselves.
+SMALL_COHORT = 15
+# These are of a few users, or of few reports.
+WHOLE = {"clip_spares_testers", "privunit_short_update_sends_nothing"}
 # Rounds that most bugs need to show themselves.
 FEW = 4
 # These take twice as many.
@@ -44,13 +48,18 @@ LATE = {
 }
 
 
-def few_rounds(bug: PaperBug) -> PaperBug:
-    """The bug in a shorter run, where it shows itself there."""
+def smaller(bug: PaperBug) -> PaperBug:
+    """The bug in a run of a smaller cohort, and in a shorter one where it shows itself there."""
     rounds = "federated__num_rounds"
-    if bug.name in LATE or bug.interrupt_after or bug.config.config.federated is None:
+    if bug.config.config.federated is None:
         return bug
-    few = 2 * FEW if bug.name in MORE else FEW
-    return replace(bug, changes={**bug.changes, rounds: min(few, bug.changes.get(rounds, few))})
+    changes = dict(bug.changes)
+    if bug.name not in WHOLE:
+        changes.setdefault("federated__cohort_size", SMALL_COHORT)
+    if bug.name not in LATE and not bug.interrupt_after:
+        few = 2 * FEW if bug.name in MORE else FEW
+        changes[rounds] = min(few, bug.changes.get(rounds, few))
+    return replace(bug, changes=changes)
 
 
 @dataclass(frozen=True)
@@ -106,7 +115,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[PaperB
 def test_changes_what_it_says(
     bug: PaperBug, sound: Callable[[PaperBug], Outcome], tmp_path: Path
 ) -> None:
-    bug = few_rounds(bug)
+    bug = smaller(bug)
     expected = sound(bug)
     outcome = Outcome.of(bug, tmp_path / "run", planted=True)
     assert outcome.summary["status"] == "finished"
@@ -119,6 +128,6 @@ def test_changes_what_it_says(
 
 def test_names_and_descriptions_are_whole() -> None:
     assert len({bug.name for bug in BUGS}) == len(BUGS) >= 90
-    assert {bug.name for bug in BUGS} >= LATE | MORE
+    assert {bug.name for bug in BUGS} >= LATE | MORE | WHOLE
     for bug in BUGS:
         assert bug.description.endswith(".")
