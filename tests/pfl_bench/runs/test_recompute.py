@@ -42,6 +42,7 @@ ADAPTIVE = {"name": "adaptive_gaussian", "clip_norm": 0.5, "quantile": 0.3}
 SETTINGS: dict[str, Any] = {
     "federated__num_rounds": ROUNDS,
     "federated__local_epochs": 2,
+    "federated__local_batch_size": 8,
     "federated__engine": "sequential",
     "federated__workers": 1,
     "privacy__epsilon": None,
@@ -359,6 +360,7 @@ def test_a_canary_too_many_is_named(tmp_path: Path, monkeypatch: Patch) -> None:
 STEEP = {
     "federated__local_learning_rate": 5.0,
     "federated__local_epochs": 10,
+    "federated__local_batch_size": 4,
     "federated__cohort_size": 4,
     "privacy__mechanism": {"name": "gaussian", "clip_norm": 0.5},
     "checkpoint__every": 1,
