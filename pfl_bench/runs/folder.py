@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
 import stat
@@ -90,6 +91,13 @@ class RunFolder:
 
     def __enter__(self) -> RunFolder:
         """Make and lock the folder."""
+        # Set by multiprocessing while a new process imports the main module of its parent.
+        if getattr(multiprocessing.current_process(), "_inheriting", False):
+            raise ConfigError(
+                "this worker process imports the script that started it, and the script starts "
+                "the run again; put the calls of the script below a line "
+                "`if __name__ == '__main__':`, or set federated.workers=1"
+            )
         try:
             self._is_made_here = not self.path.exists()
             self.path.mkdir(parents=True, exist_ok=True)

@@ -213,3 +213,21 @@ def test_messages_name_arguments_of_calls(tmp_path: Path) -> None:
     with pytest.raises(UserInputError, match=r"plugins=\[") as refused:
         pfl_bench.load_run(tmp_path / "run").model()
     assert "--plugins" not in str(refused.value)
+
+
+def test_a_script_that_its_workers_would_run_again_is_told_so(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import pfl_bench\n"
+        "row = pfl_bench.load_row('demo/federated.yaml', federated__num_rounds=1,"
+        " federated__workers=2)\n"
+        "pfl_bench.run_row(row, out='out')\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    assert ran.returncode == 1
+    assert "ConfigError: this worker process imports the script" in ran.stderr
+    assert "worker 1 (process" in ran.stderr
+    assert "its own error, if any, stands above" in ran.stderr
+    assert not (tmp_path / "out" / "summary.json").exists()

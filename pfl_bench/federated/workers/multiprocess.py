@@ -235,10 +235,10 @@ def _died(rank: int, process: SpawnProcess) -> WorkerError:
     process.join(_SECONDS_TO_END)
     code = process.exitcode
     if code is not None and code < 0:
-        how = f"was ended by {signal.Signals(-code).name}"
+        how = f"was ended by {signal.Signals(-code).name}; if memory ran out, fewer workers "
+        how += "(federated.workers) need less of it"
     else:
-        how = f"ended with exit code {code}"
+        how = f"ended with exit code {code}; its own error, if any, stands above"
     return WorkerError(
-        f"worker {rank} (process {process.pid}) {how}; if memory ran out, fewer workers "
-        "(federated.workers) need less of it. The run can be resumed with --resume"
+        f"worker {rank} (process {process.pid}) {how}. The run can be resumed with --resume"
     )
