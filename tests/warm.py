@@ -7,13 +7,19 @@ and find those that they are told to. They are processes of their own in all els
 
 from __future__ import annotations
 
+import contextlib
+import json
 import multiprocessing
 import os
 import runpy
+import shutil
+import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from multiprocessing import connection, reduction
 from pathlib import Path
 from typing import Any
 
@@ -100,12 +106,104 @@ def start(
     return process
 
 
+# Stands for a warm process where a program is given a command: tells it its signals, ends as it
+# does, and takes it along. SIGSTOP cannot be told; SIGTSTP is told as that.
+_CLIENT = """
+import json, os, signal, socket, sys
+door = socket.socket(socket.AF_UNIX)
+door.connect({door!r})
+words = json.dumps([sys.argv[1:], os.getcwd(), dict(os.environ)]).encode()
+socket.send_fds(door, [len(words).to_bytes(8, "big")], [1, 2])
+door.sendall(words)
+child = int.from_bytes(door.recv(8), "big")
+for name in ("TERM", "INT", "HUP", "USR1", "USR2", "CONT", "TSTP"):
+    number = signal.Signals["SIG" + name]
+    if signal.getsignal(number) is not signal.SIG_IGN:
+        told = signal.SIGSTOP if name == "TSTP" else number
+        signal.signal(number, lambda _, frame, told=told: os.kill(child, told))
+os._exit(int.from_bytes(door.recv(8), "big"))
+"""
+
+
+@contextlib.contextmanager
+def command() -> Iterator[str]:
+    """A command that is ``python`` to programs of others, and starts warm processes."""
+    # A socket's path may have a hundred letters.
+    folder = tempfile.mkdtemp(prefix="warm-")
+    path = Path(folder, "python")
+    text = _CLIENT.format(door=f"{folder}/door")
+    path.write_text(f"#!{sys.executable} -SE\n{text}", encoding="utf-8")
+    path.chmod(0o700)
+    with socket.socket(socket.AF_UNIX) as door:
+        door.bind(f"{folder}/door")
+        door.listen()
+        threading.Thread(target=_serve, args=(door,), daemon=True).start()
+        try:
+            yield str(path)
+        finally:
+            # Wakes the thread.
+            door.shutdown(socket.SHUT_RDWR)
+            shutil.rmtree(folder)
+
+
+def _serve(door: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while True:
+            client, _ = door.accept()
+            threading.Thread(target=_attend, args=(client,), daemon=True).start()
+
+
+def _attend(client: socket.socket) -> None:
+    """Run what a client was called with, and kill it if the client ends before."""
+    with client:
+        length, streams, _, _ = socket.recv_fds(client, 8, 2)
+        with client.makefile("rb") as words:
+            arguments, folder, environment = json.loads(words.read(int.from_bytes(length, "big")))
+        # stderr goes out by lines, and both streams when the program ends.
+        arguments = tuple(word for word in arguments if word != "-u")
+        passed = tuple(_Stream(stream) for stream in streams)
+        process = _server().Process(target=_main, args=(arguments, folder, environment, passed))
+        process.start()
+        for stream in streams:
+            os.close(stream)
+        with contextlib.suppress(OSError):
+            client.sendall((process.pid or 0).to_bytes(8, "big"))
+        connection.wait([process.sentinel, client])
+        if process.exitcode is None:
+            process.kill()
+        process.join()
+        code = process.exitcode or 0
+        with contextlib.suppress(OSError):
+            client.sendall((code if code >= 0 else 128 - code).to_bytes(8, "big"))
+
+
+class _Stream:
+    """An open file that a process is given when it starts."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def __reduce__(self) -> tuple[Callable[[Any], int], tuple[Any]]:
+        return _descriptor, (reduction.DupFd(self._descriptor),)
+
+
+def _descriptor(passed: Any) -> int:
+    number: int = passed.detach()
+    return number
+
+
 def _main(
-    arguments: tuple[str, ...], folder: str, environment: dict[str, str], streams: tuple[str, str]
+    arguments: tuple[str, ...],
+    folder: str,
+    environment: dict[str, str],
+    streams: tuple[str | int, ...],
 ) -> None:
-    """Become what ``python ARGUMENTS`` is in ``folder``."""
-    for number, path in enumerate(streams, start=1):
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    """Become what ``python ARGUMENTS`` is in ``folder``; streams are paths, or open."""
+    for number, stream in enumerate(streams, start=1):
+        file = stream
+        if isinstance(stream, str):
+            file = os.open(stream, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        assert isinstance(file, int)
         os.dup2(file, number)
         os.close(file)
     _set(environment)

@@ -19,10 +19,11 @@ import yaml
 
 from pfl_bench.cli.main import main
 from pfl_bench.runs.jobs import Run, queue
-from pfl_bench.runs.jobs.job import JobRecord, RunJob, read_record
+from pfl_bench.runs.jobs.job import JobRecord, RunJob, read_record, require_submitit
 from pfl_bench.runs.launchers.local import LocalLauncher, gpus_for, usual_slots
 from pfl_bench.runs.launchers.slurm import SlurmLauncher, _minutes
 from pfl_bench.types import ConfigError
+from tests import warm
 from tests.helpers import REPOSITORY, make_tree
 from tests.pfl_bench.runs import fake_slurm
 from tests.pfl_bench.runs.light_job import WriteGpu
@@ -41,6 +42,20 @@ def _jobs_find_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LocalLauncher, "interval", 0.1)
     monkeypatch.setattr(SlurmLauncher, "interval", 0.1)
     monkeypatch.setattr(SlurmLauncher, "patience", 0.0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _jobs_are_warm() -> Iterator[None]:
+    """The processes that run in jobs have their libraries imported; others are new."""
+    require_submitit("local")
+    from submitit import LocalExecutor, SlurmExecutor
+
+    with warm.command() as python, pytest.MonkeyPatch.context() as patch:
+        for executor in (LocalExecutor, SlurmExecutor):
+            # Its last argument is the command of Python.
+            *others, _ = executor.__init__.__defaults__
+            patch.setattr(executor.__init__, "__defaults__", (*others, python))
+        yield
 
 
 @pytest.fixture
@@ -106,7 +121,10 @@ def call_once(
 
 
 def tell_children(process: str, number: signal.Signals) -> None:
-    """Have what a job's watcher began wait or go on, where the system says which that is."""
+    """Have what a job's watcher began wait (SIGTSTP, told on to the warm process) or go on.
+
+    It is done where the system says which processes these are.
+    """
     children = Path("/proc", process, "task", process, "children")
     for child in children.read_text().split() if children.exists() else ():
         os.kill(int(child), number)
@@ -138,7 +156,7 @@ def test_local_jobs_outlive_their_command_resume_when_killed_and_give_the_same_n
     def interrupt() -> None:
         # A terminal sends it to every process of the command, the job's among them.
         os.kill(int(record(run_folder).job_id), signal.SIGINT)
-        tell_children(record(run_folder).job_id, signal.SIGSTOP)
+        tell_children(record(run_folder).job_id, signal.SIGTSTP)
         os.kill(os.getpid(), signal.SIGINT)
 
     call_once(monkeypatch, lambda: has_checkpoint(run_folder), interrupt)
