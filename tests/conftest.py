@@ -31,6 +31,8 @@ from pfl_bench.runs.auditing import seeds
 from tests import warm
 from tests.helpers import make_tree
 
+# Until all tests are collected: what is imported stays, so that there is no garbage to look for.
+gc.disable()
 sys.dont_write_bytecode = False
 # A busy machine must not fail a property; where a run is to be repeatable, so are its examples.
 settings.register_profile(
@@ -66,6 +68,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """All that was imported stays: garbage is not looked for in it, some hundred times."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_unconfigure() -> None:

@@ -63,6 +63,11 @@ def packed(members: dict[str, bytes], method: int = zipfile.ZIP_STORED) -> bytes
     return content.getvalue()
 
 
+def start_of(bad: Any) -> str:
+    """A name of a file: the text of megabytes would take seconds."""
+    return str((bad[0], bad[1][:40]) if isinstance(bad, tuple) else bad[:40])[:40]
+
+
 @pytest.mark.parametrize(
     "bad",
     [
@@ -84,7 +89,7 @@ def packed(members: dict[str, bytes], method: int = zipfile.ZIP_STORED) -> bytes
         "pickle",
         "pipe",
     ],
-    ids=lambda bad: str(bad)[:40],
+    ids=start_of,
 )
 def test_a_bad_array_is_refused(
     good: dict[str, bytes],
