@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from functools import lru_cache, reduce
 from typing import Any, Literal, get_args
 
-from privacy.accountants.poisson import rounds_pld
+from privacy.accountants.poisson import rounds_pld, self_composed
 from privacy.accountants.prv import numpy_errstate, prv_epsilon
 from privacy.accountants.renyi import renyi_epsilon
 from privacy.accountants.truncation import truncated_pld, untruncated
@@ -325,7 +325,7 @@ def _pld_epsilon(
                 accountant.compose(event, count)
             return float(accountant.get_epsilon(delta))
         else:
-            losses = [_loss_of(event, interval).self_compose(count) for event, count in parts]
+            losses = [self_composed(_loss_of(event, interval), count) for event, count in parts]
         composed = reduce(lambda one, other: one.compose(other), losses)
         return float(composed.get_epsilon_for_delta(delta))
 

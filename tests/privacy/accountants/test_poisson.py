@@ -2,26 +2,53 @@
 
 from __future__ import annotations
 
+from typing import Any
+from unittest import mock
+
 import numpy as np
 import pytest
 from dp_accounting import dp_event, pld
-from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
+from dp_accounting.pld import common
+from dp_accounting.pld.privacy_loss_distribution import (
+    from_gaussian_mechanism,
+    from_randomized_response,
+)
 
 from privacy.accountant import _pld_epsilon
-from privacy.accountants.poisson import sampled_pld
+from privacy.accountants.poisson import sampled_pld, self_composed
 
 CASES = [(0.86, 0.5), (1.1, 0.01), (3.0, 0.2), (0.5, 0.003), (8.0, 1e-6), (0.7, 0.999), (1.0, 1.0)]
+
+BOUNDS = common.compute_self_convolve_bounds
 
 
 @pytest.mark.parametrize(("noise", "rate"), CASES)
 def test_the_bits_are_those_of_dp_accounting(noise: float, rate: float) -> None:
     ours = sampled_pld(noise, rate, 1e-3)
     theirs = from_gaussian_mechanism(noise, sampling_prob=rate, value_discretization_interval=1e-3)
+    assert_equal(ours, theirs)
+    for count in (1, 2, 60, 3000):
+        assert_equal(self_composed(ours, count), theirs.self_compose(count))
+
+
+def assert_equal(ours: Any, theirs: Any) -> None:
     for side in ("_pmf_remove", "_pmf_add"):
         own, other = getattr(ours, side).to_dense_pmf(), getattr(theirs, side).to_dense_pmf()
         assert own._lower_loss == other._lower_loss
         assert own._infinity_mass == other._infinity_mass
         assert np.array_equal(own._probs, other._probs)
+
+
+@pytest.mark.parametrize("count", [2, 50])
+def test_a_law_of_few_losses_is_composed_as_by_dp_accounting(count: int) -> None:
+    losses = from_randomized_response(0.6, 5, value_discretization_interval=1e-3)
+    assert_equal(self_composed(losses, count), losses.self_compose(count))
+
+
+def test_the_window_of_a_composition_is_sought_at_few_orders() -> None:
+    with mock.patch.object(common, "compute_self_convolve_bounds", wraps=BOUNDS) as asked:
+        self_composed(sampled_pld(1.1, 0.01, 1e-4), 1000)
+    assert asked.call_count <= 20
 
 
 def test_rounds_are_composed_as_by_dp_accounting() -> None:
