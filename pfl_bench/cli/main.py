@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
+import gc
 import importlib
 import json
 import os
@@ -81,8 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             _add_plugin_folders(arguments)
             announce(arguments)
             check_is_there(arguments)
-            module = importlib.import_module(f"pfl_bench.cli.{arguments.module}")
-            code = int(module.main(arguments))
+            code = int(_imported(f"pfl_bench.cli.{arguments.module}").main(arguments))
         if code != EXIT_DONE:
             lines = kept.getvalue().splitlines(keepends=True)
             print(*lines[-_LAST_LINES:], sep="", end="", file=sys.stderr)
@@ -104,6 +104,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         from pfl_bench.types import WorkerError
 
         return EXIT_FAILED if isinstance(error, WorkerError) else EXIT_INPUT
+
+
+def _imported(name: str) -> Any:
+    """A command's module. No garbage is looked for in what it imports: a tenth of the time."""
+    if name in sys.modules:
+        return sys.modules[name]
+    gc.disable()
+    try:
+        module = importlib.import_module(name)
+        gc.freeze()
+        return module
+    finally:
+        gc.enable()
 
 
 def _add_plugin_folders(arguments: argparse.Namespace) -> None:
