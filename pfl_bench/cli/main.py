@@ -143,7 +143,11 @@ def _parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpa
     foreign = [text for text in rest if text.startswith("-") or "=" not in text]
     if foreign or (rest and not hasattr(arguments, "overrides")):
         hint = _setting_hint(foreign) if foreign and arguments.command in _OF_ROWS else ""
-        parser.error(f"unrecognized arguments: {' '.join(foreign or rest)}{hint}")
+        named = " ".join(filter(None, (arguments.command, getattr(arguments, "action", None))))
+        parser.error(
+            f"unrecognized arguments: {' '.join(foreign or rest)}{hint}; "
+            f"`pfl-bench {named} --help` lists what it takes"
+        )
     if rest:
         arguments.overrides = [*arguments.overrides, *rest]
     return arguments

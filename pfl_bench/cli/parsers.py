@@ -176,6 +176,7 @@ def _add_privacy(commands: Commands) -> None:
     _add_privacy_setting(tuning)
     explain = actions.add_parser("explain", help="a run's or a row's guarantee in plain words")
     add(explain, "run RUN_DIR|ROW")
+    add_overrides(explain, "wins over the row's file")
     add(explain, "--json")
     add_plugins(explain)
 

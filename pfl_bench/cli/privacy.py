@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -159,12 +160,12 @@ def _setting(accounted: dict[str, Any]) -> str:
     )
 
 
-def _planned(row: str) -> dict[str, Any]:
+def _planned(row: str, overrides: Sequence[str]) -> dict[str, Any]:
     from pfl_bench.config.loading import load_config
     from pfl_bench.config.row_files import locate_row
     from pfl_bench.runs.preview import preview
 
-    resolved = load_config(locate_row(row))
+    resolved = load_config(locate_row(row), overrides)
     statement = preview(resolved, Path("runs") / resolved.config.name).statement
     if statement is None or statement.unit == "none":
         raise ConfigError(
@@ -183,8 +184,13 @@ def _explain_run(arguments: argparse.Namespace) -> int:
 
     path = Path(arguments.run) / "privacy.json"
     document = read_json(path)
+    if arguments.overrides and Path(arguments.run).is_dir():
+        raise ConfigError(
+            f"{arguments.run} is a run's folder, whose settings are those that it ran with; give "
+            f"a row to change {' '.join(arguments.overrides)}"
+        )
     if document is None and (not Path(arguments.run).is_dir() and is_row(arguments.run)):
-        document = _planned(arguments.run)
+        document = _planned(arguments.run, arguments.overrides)
     if document is None:
         raise RunFolderError(
             f"{path} does not exist: {arguments.run} is neither the folder of a private run that "

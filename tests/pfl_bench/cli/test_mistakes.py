@@ -110,7 +110,9 @@ def test_a_setting_that_is_written_as_an_option_is_told_how(
 def test_a_flag_that_there_is_not_is_no_setting(capsys: Capture) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["show", "demo/private_federated", "--quiet"])
-    assert capsys.readouterr().err.endswith("unrecognized arguments: --quiet\n")
+    assert capsys.readouterr().err.endswith(
+        "unrecognized arguments: --quiet; `pfl-bench show --help` lists what it takes\n"
+    )
 
 
 def test_another_plugin_is_told_to_bring_its_whole_section(capsys: Capture) -> None:

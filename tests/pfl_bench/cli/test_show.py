@@ -245,9 +245,16 @@ def test_a_run_folder_inside_a_file_is_refused_by_a_dry_run(
     assert f"{path} is no folder" in capsys.readouterr().err
 
 
-def test_a_row_s_guarantee_is_explained_before_it_runs(capsys: Capture) -> None:
+def test_a_row_s_guarantee_is_explained_before_it_runs(tmp_path: Path, capsys: Capture) -> None:
     text = shown(capsys, "privacy", "explain", "demo/private_federated")
     assert "Epsilon (simulated) is at most 4 " in " ".join(text.split())
+    text = shown(capsys, "privacy", "explain", "demo/private_federated", "privacy.epsilon=2")
+    assert "Epsilon (simulated) is at most 2 " in " ".join(text.split())
+    assert main(["privacy", "explain", str(tmp_path), "privacy.epsilon=2"]) == 2
+    assert "whose settings are those that it ran with" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["data", "download", "celeba", "--source", "here", "--out", "x"])
+    assert "`pfl-bench data download --help` lists what it takes" in capsys.readouterr().err
     assert main(["privacy", "explain", "demo/federated"]) == 2
     assert "claims no privacy" in capsys.readouterr().err
     assert main(["privacy", "explain", "no/such"]) == 2
