@@ -195,7 +195,7 @@ FEW: dict[str, dict[str, Any]] = {
     "federated": {"federated__num_rounds": 2, **TWO_STEPS},
     "private_federated": {"federated__num_rounds": 2, **NOISE, **TWO_STEPS},
     "central": {"central__num_epochs": 2},
-    "central_dp": {"central__num_epochs": 2, **NOISE},
+    "central_dp": {"central__num_epochs": 2, "central__batch_size": 128, **NOISE},
 }
 
 
