@@ -112,10 +112,9 @@ def _imported(name: str) -> Any:
         return sys.modules[name]
     gc.disable()
     try:
-        module = importlib.import_module(name)
-        gc.freeze()
-        return module
+        return importlib.import_module(name)
     finally:
+        gc.freeze()
         gc.enable()
 
 
@@ -143,10 +142,10 @@ def _parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpa
     foreign = [text for text in rest if text.startswith("-") or "=" not in text]
     if foreign or (rest and not hasattr(arguments, "overrides")):
         hint = _setting_hint(foreign) if foreign and arguments.command in _OF_ROWS else ""
-        named = " ".join(filter(None, (arguments.command, getattr(arguments, "action", None))))
+        words = ("pfl-bench", arguments.command, getattr(arguments, "action", None))
         parser.error(
             f"unrecognized arguments: {' '.join(foreign or rest)}{hint}; "
-            f"`pfl-bench {named} --help` lists what it takes"
+            f"`{' '.join(filter(None, words))} --help` lists what it takes"
         )
     if rest:
         arguments.overrides = [*arguments.overrides, *rest]

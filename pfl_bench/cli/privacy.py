@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -160,7 +159,7 @@ def _setting(accounted: dict[str, Any]) -> str:
     )
 
 
-def _planned(row: str, overrides: Sequence[str]) -> dict[str, Any]:
+def _planned(row: str, overrides: list[str]) -> dict[str, Any]:
     from pfl_bench.config.loading import load_config
     from pfl_bench.config.row_files import locate_row
     from pfl_bench.runs.preview import preview
@@ -182,14 +181,15 @@ def _explain_run(arguments: argparse.Namespace) -> int:
     from privacy.statement.explaining import explain, sections
     from privacy.statement.statement import PrivacyStatement
 
-    path = Path(arguments.run) / "privacy.json"
+    folder = Path(arguments.run)
+    path = folder / "privacy.json"
     document = read_json(path)
-    if arguments.overrides and Path(arguments.run).is_dir():
+    if arguments.overrides and folder.is_dir():
         raise ConfigError(
             f"{arguments.run} is a run's folder, whose settings are those that it ran with; give "
             f"a row to change {' '.join(arguments.overrides)}"
         )
-    if document is None and (not Path(arguments.run).is_dir() and is_row(arguments.run)):
+    if document is None and not folder.is_dir() and is_row(arguments.run):
         document = _planned(arguments.run, arguments.overrides)
     if document is None:
         raise RunFolderError(

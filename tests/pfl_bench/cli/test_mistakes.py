@@ -113,6 +113,9 @@ def test_a_flag_that_there_is_not_is_no_setting(capsys: Capture) -> None:
     assert capsys.readouterr().err.endswith(
         "unrecognized arguments: --quiet; `pfl-bench show --help` lists what it takes\n"
     )
+    with pytest.raises(SystemExit, match="2"):
+        main(["--quiet"])
+    assert "; `pfl-bench --help` lists what it takes" in capsys.readouterr().err
 
 
 def test_another_plugin_is_told_to_bring_its_whole_section(capsys: Capture) -> None:
