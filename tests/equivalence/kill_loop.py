@@ -1,8 +1,9 @@
 """Starts a run again and again and kills it with SIGKILL at random moments, until it is done.
 
-A program of its own, so that it may fork: python kill_loop.py FOLDER CASES, where cases are a JSON
-list of [setting, rounds from one checkpoint to the next, kills]. Prints one JSON object a case: how
-often it killed, how many runs ended, and which did not end like the uninterrupted one.
+A program of its own, so that it may fork: python -m tests.equivalence.kill_loop FOLDER CASES, where
+cases are a JSON list of [setting, rounds from one checkpoint to the next, kills]. Prints one JSON
+object a case: how often it killed, how many runs ended, and which did not end like the
+uninterrupted one.
 """
 
 from __future__ import annotations
@@ -91,10 +92,11 @@ def main() -> None:
 def kill_and_resume(root: Path, setting: str, every: int, kills: int) -> dict[str, Any]:
     """Kill runs of a setting so many times, and resume each until it ends."""
     changes: dict[str, Any] = {"checkpoint__every": every, "model__name": "mlp"}
+    # Large batches: kills fall between the steps rather than into one of a thousand.
     if "federated" in setting:
-        changes["federated__num_rounds"] = 15
+        changes.update(federated__num_rounds=15, federated__local_batch_size=16)
     else:
-        changes["central__num_epochs"] = 15
+        changes["central__num_epochs"] = 6
     config = make_config(setting, **changes)
     # The first run imports what it needs, which takes longer than the run: a second one is timed.
     run(config, root / "first")

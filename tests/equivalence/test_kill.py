@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
+from tests import warm
 from tests.helpers import REPOSITORY
-
-LOOP = REPOSITORY / "tests" / "equivalence" / "kill_loop.py"
-
 
 CASES = [
     ("private_federated", 3, 12),
@@ -23,13 +18,8 @@ CASES = [
 
 def test_kills_change_nothing(tmp_path: Path) -> None:
     # One program for all cases: importing takes longer than some of them.
-    done = subprocess.run(
-        [sys.executable, str(LOOP), str(tmp_path), json.dumps(CASES)],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=900,
+    done = warm.python(
+        "-m", "tests.equivalence.kill_loop", str(tmp_path), json.dumps(CASES), cwd=REPOSITORY
     )
     assert done.returncode == 0, done.stdout + done.stderr
     results = [json.loads(line) for line in done.stdout.splitlines()]
