@@ -49,7 +49,7 @@ _OTHER_ERRORS = {
 # Of what --quiet kept back, where a command fails.
 _LAST_LINES = 20
 # Commands whose key=value are settings of rows.
-_OF_ROWS = ("run", "show", "sweep", "table")
+_OF_ROWS = ("run", "show", "sweep", "table", "attack", "privacy explain")
 # What PyTorch says of an operation that it refuses in a private run; its name comes before.
 _NONDETERMINISTIC = " does not have a deterministic implementation"
 _SMALLER = (
@@ -141,11 +141,12 @@ def _parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpa
     arguments, rest = parser.parse_known_args(argv)
     foreign = [text for text in rest if text.startswith("-") or "=" not in text]
     if foreign or (rest and not hasattr(arguments, "overrides")):
-        hint = _setting_hint(foreign) if foreign and arguments.command in _OF_ROWS else ""
-        words = ("pfl-bench", arguments.command, getattr(arguments, "action", None))
+        words = filter(None, (arguments.command, getattr(arguments, "action", None)))
+        named = " ".join(words)
+        hint = _setting_hint(foreign) if foreign and named in _OF_ROWS else ""
         parser.error(
             f"unrecognized arguments: {' '.join(foreign or rest)}{hint}; "
-            f"`{' '.join(filter(None, words))} --help` lists what it takes"
+            f"`{f'pfl-bench {named}'.rstrip()} --help` lists what it takes"
         )
     if rest:
         arguments.overrides = [*arguments.overrides, *rest]

@@ -61,6 +61,7 @@ _Loader.yaml_constructors = {
     if tag is None or tag.endswith(tuple(f":{kind}" for kind in _KINDS))
 }
 _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+_TAB = r"'\t' that cannot start any token"
 _MOST_VALUES = 1_000_000  # a few lines of aliases of aliases stand for more than any machine holds
 
 
@@ -79,7 +80,8 @@ def _parsed(text: str) -> Any:
         raise ValueError("it is nested too deep") from None
     except yaml.YAMLError as error:
         # The message around it names the file.
-        raise ValueError(str(error).replace('in "<unicode string>", line', "at line")) from None
+        text = str(error).replace('in "<unicode string>", line', "at line")
+        raise ValueError(text.replace(_TAB, f"{_TAB}; indent with spaces, not tabs")) from None
     return value
 
 

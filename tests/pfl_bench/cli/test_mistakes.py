@@ -50,6 +50,7 @@ def test_folders_that_are_missing_are_told_before_a_page_that_exists(
     [
         ("row: a.yaml\ngrid: {seed: [1]}", "is a sweep, not a row; run it by `pfl-bench sweep"),
         ("view_of: demo\nrows: []", "is a view, not a row; run it by `pfl-bench table"),
+        ("a:\n\tb: c", "found character '\\t' that cannot start any token; indent with spaces"),
         ("a: b: c", "not valid YAML: mapping values are not allowed here\n  at line 2, column 5"),
     ],
 )
@@ -105,6 +106,13 @@ def test_a_setting_that_is_written_as_an_option_is_told_how(
     with pytest.raises(SystemExit, match="2"):
         main(["run", "demo/private_federated", *given])
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["attack", "privacy explain"])
+def test_each_command_that_takes_settings_tells_how(command: str, capsys: Capture) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([*command.split(), "demo/private_federated", "--epsilon", "2"])
+    assert "key=value: privacy.epsilon=2" in capsys.readouterr().err
 
 
 def test_a_flag_that_there_is_not_is_no_setting(capsys: Capture) -> None:
