@@ -64,6 +64,7 @@ def test_two_epsilons_are_labelled(capsys: Capture) -> None:
     assert actual["noise_multiplier"] == pytest.approx(simulated["noise_multiplier"] / 25)
     assert main(["privacy", "epsilon", "--noise-multiplier", "18.668", *RUN]) == 0
     lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == [f"{'unit':22} user", f"{'adjacency':22} add-or-remove-one"]
     labels = [line.partition(")")[0] + ")" for line in lines if line.startswith("epsilon")]
     assert labels == ["epsilon (simulated)", "epsilon (actual)"]
 
