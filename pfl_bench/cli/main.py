@@ -141,8 +141,7 @@ def _parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpa
     arguments, rest = parser.parse_known_args(argv)
     foreign = [text for text in rest if text.startswith("-") or "=" not in text]
     if foreign or (rest and not hasattr(arguments, "overrides")):
-        words = filter(None, (arguments.command, getattr(arguments, "action", None)))
-        named = " ".join(words)
+        named = " ".join(filter(None, (arguments.command, getattr(arguments, "action", None))))
         hint = _setting_hint(foreign) if foreign and named in _OF_ROWS else ""
         parser.error(
             f"unrecognized arguments: {' '.join(foreign or rest)}{hint}; "
