@@ -383,8 +383,6 @@ def test_worker_processes_give_the_same_bits_and_one_that_dies_is_named(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    # As for users: each imports all of it.
-    monkeypatch.setattr(multiprocess, "multiprocessing", multiprocessing)
     before = files_in_memory()
     path = config_file("private_federated", **NOISE, federated__workers=3)
     command = ["run", str(path), "--out"]
@@ -402,6 +400,8 @@ def test_worker_processes_give_the_same_bits_and_one_that_dies_is_named(
         stopped[0].start()
 
     with monkeypatch.context() as patch:
+        # As for users: each imports all of it. Those of the runs below have it imported.
+        patch.setattr(multiprocess, "multiprocessing", multiprocessing)
         interrupted(patch, 2, stop)
         assert main([*command, str(tmp_path / "shared")]) == 0
     [go_on] = stopped
