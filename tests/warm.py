@@ -19,7 +19,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from multiprocessing import connection, reduction
+from multiprocessing import connection, forkserver, reduction
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,12 @@ def _server() -> multiprocessing.context.ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(LIBRARIES.split())
     return context
+
+
+def ensure_running() -> None:
+    """Start the server, if there is none yet."""
+    _server()
+    forkserver.ensure_running()
 
 
 class Context(multiprocessing.context.ForkServerContext):

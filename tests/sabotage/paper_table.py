@@ -64,13 +64,13 @@ python -m tests.sabotage.paper_table write outcomes.jsonl
 """
 
 
-def _run(bug: PaperBug, folder: str, planted: bool) -> None:
+def _run(bug: PaperBug, folder: str) -> None:
     os.fsync = lambda fd: None
-    drive(bug, Path(folder), planted)
+    drive(bug, Path(folder))
 
 
 def outcome_of(bug: PaperBug, folder: Path, planted: bool = True) -> dict[str, Any]:
-    """Drive a bug in a forked process, and audit what it left here.
+    """Drive a bug in a forked process, or the sound run in this one, and audit what it left here.
 
     Args:
         bug: The bug.
@@ -85,13 +85,14 @@ def outcome_of(bug: PaperBug, folder: Path, planted: bool = True) -> dict[str, A
         RuntimeError: The bug, as it is planted, does not run to its end.
     """
     assert bug.config  # its data are written here, not in the fork
-    process = multiprocessing.get_context("fork").Process(
-        target=_run, args=(bug, str(folder), planted)
-    )
-    process.start()
-    process.join()
-    if process.exitcode != 0:
-        raise RuntimeError(f"{bug.name}: does not run to its end")
+    if planted:
+        process = multiprocessing.get_context("fork").Process(target=_run, args=(bug, str(folder)))
+        process.start()
+        process.join()
+        if process.exitcode != 0:
+            raise RuntimeError(f"{bug.name}: does not run to its end")
+    else:
+        drive(bug, folder, planted=False)
     with Patch.context() as patch:
         if planted and bug.own:
             bug.plant(patch)
