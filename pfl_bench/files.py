@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import stat
 import zipfile
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -35,6 +36,12 @@ def check_run_folder(folder: Path) -> None:
             f"{folder}: not a run folder (it {what}); name the folder that `pfl-bench run --out` "
             "wrote"
         )
+
+
+def mode_for_others(folder: Path) -> str:
+    """Mode of a folder that is open to others on the machine, such as "0755"; else empty."""
+    mode = stat.S_IMODE(folder.stat().st_mode)
+    return f"{mode:04o}" if mode & 0o077 else ""
 
 
 def write_atomically(path: Path, content: bytes | str | Callable[[BinaryIO], object]) -> None:

@@ -177,13 +177,20 @@ class FederatedParts(RunParts):
         return replace(self, resolved=resolved, options=resolved.config.federated)
 
     @property
-    def needs_one_process(self) -> bool:
-        """Whether it keeps something of its clients, so that one process must train them all."""
-        keeps_state = any(transform.keeps_state for transform in self.transforms.values())
-        keeps_models = self.algorithm.personal_training is not None
+    def needs_one_process(self) -> tuple[str, ...]:
+        """Parts that keep something of their clients, so that one process must train them all.
+
+        Plug-ins as messages call them, and "task" for one that is in memory.
+        """
+        keeping = {key for key, transform in self.transforms.items() if transform.keeps_state}
+        if self.algorithm.personal_training is not None:
+            keeping.add("algorithm")
+        if self.aggregation.keeps_updates:
+            keeping.add("aggregation")
+        names = tuple(self.name_of(key) for key in sorted(keeping))
         # Its code may be a notebook's, which another process cannot import.
-        in_memory = self.resolved.tree["task"]["name"] == held_task.NAME
-        return self.aggregation.keeps_updates or keeps_state or keeps_models or in_memory
+        is_in_memory = self.resolved.tree["task"]["name"] == held_task.NAME
+        return (*names, "task") if is_in_memory else names
 
     @property
     def asks_engine(self) -> bool:

@@ -141,12 +141,17 @@ class FederatedTrainer(Trainer):
         return plugins
 
     def _start_workers(self, group: WorkerGroup) -> None:
-        if self._parts.needs_one_process:
+        keeping = self._parts.needs_one_process
+        if "task" in keeping:
             raise ConfigError(
-                f"federated: {group.description} cannot share what is kept of clients' updates "
-                "(aggregation, algorithm or compression with a state), nor data and model of an "
-                "in-memory task, which this process alone has; set federated.workers: 1, or write "
-                "the task as a plug-in (pfl-bench new task)"
+                f"federated: {group.description} cannot share data and model of an in-memory task, "
+                "which this process alone has; set federated.workers: 1, or write the task as a "
+                "plug-in (pfl-bench new task)"
+            )
+        if keeping:
+            raise ConfigError(
+                f"federated: {group.description} cannot share what {' and '.join(keeping)} keeps "
+                "of clients; set federated.workers: 1"
             )
         noise = None if self.plan is None else self.plan.noise
         digest, checksum = self._parts.model.initial_digest, self._parts.task.facts.checksum

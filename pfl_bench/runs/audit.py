@@ -179,7 +179,8 @@ def read_claim(folder: Path, data: str | None) -> tuple[ResolvedConfig, dict[str
     if statement is None:
         raise RunFolderError(
             f"{folder}: has no privacy.json, though its configuration is private; it did not "
-            "start, or the file was lost: run or resume it"
+            "start (then run or resume it), or the file was lost: restore it, or run the row in "
+            "another folder"
         )
     if resolved.config.federated is not None and resolved.config.federated.shadow is not None:
         raise RunFolderError(

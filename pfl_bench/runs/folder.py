@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import re
-import stat
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,12 +17,14 @@ from pfl_bench.config.row_differences import tree_differences, with_defaults
 from pfl_bench.config.yaml_text import read_yaml
 from pfl_bench.files import (
     is_running,
+    mode_for_others,
     read_json,
     read_metrics,
     to_json_value,
     write_atomically,
     write_json,
 )
+from pfl_bench.runs.audit_file import LEDGER_FILE
 from pfl_bench.runs.checkpoint import newest
 from pfl_bench.runs.published import with_comparison
 from pfl_bench.runs.rows import mark_edited
@@ -68,12 +69,6 @@ _BEGINNING = (
 _MEND_RECORD = "Restore the file from a copy, or start in a new folder with --out"
 # What a killed writer of these leaves; readers of a folder write the other two without its lock.
 _PARTIAL = re.compile(r"^\.(?!report\.html\.|audit\.json\.).+\.(\d+)\.partial$")
-
-
-def mode_for_others(folder: Path) -> str:
-    """Mode of a folder that is open to others on the machine, such as "0755"; else empty."""
-    mode = stat.S_IMODE(folder.stat().st_mode)
-    return f"{mode:04o}" if mode & 0o077 else ""
 
 
 class RunFolder:
@@ -175,6 +170,12 @@ class RunFolder:
             raise RunFolderError(
                 f"{self.path}: holds an unfinished run of this configuration; add --resume to go "
                 "on with it, or give another folder with --out"
+            )
+        kept = ("privacy.json", LEDGER_FILE) if self._is_private and summary is not None else ()
+        if lost := [name for name in kept if not (self.path / name).exists()]:
+            raise RunFolderError(
+                f"{self.path}: a finished private run without {' and '.join(lost)}, by which its "
+                "epsilon is checked; restore it, or run again in another folder with --out"
             )
         return summary
 
@@ -305,7 +306,7 @@ class RunFolder:
         path = self.path / "environment.json"
         recorded = read_json(path)
         if recorded is None:
-            ledger = self.path / "ledger.jsonl"
+            ledger = self.path / LEDGER_FILE
             if newest(self.checkpoints) or (ledger.exists() and ledger.stat().st_size):
                 raise RunFolderError(
                     f"{path}: missing, though the run has begun: nothing tells with which data and "

@@ -19,14 +19,13 @@ from pfl_bench.config.yaml_text import read_yaml
 from pfl_bench.federated import private_seed
 from pfl_bench.federated.central_gradient import private_gradient
 from pfl_bench.federated.parts import build_algorithm
-from pfl_bench.files import read_json, read_metrics
+from pfl_bench.files import mode_for_others, read_json, read_metrics
 from pfl_bench.metrics import lower_is_better
 from pfl_bench.runs.auditing import foreign, seeds
 from pfl_bench.runs.auditing.opened import OpenedRun, rebuild
 from pfl_bench.runs.auditing.replay import make_replay
 from pfl_bench.runs.base_plan import compose_of, configured_of
 from pfl_bench.runs.checkpoint import load, restoring, steps_saved
-from pfl_bench.runs.folder import mode_for_others
 from pfl_bench.runs.membership import read_attacks
 from pfl_bench.simulation.devices.cohorts import digest_of
 from pfl_bench.simulation.devices.timeline import TIMELINES

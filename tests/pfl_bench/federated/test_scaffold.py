@@ -320,7 +320,8 @@ def test_a_private_run_refuses_it(tmp_path: Path) -> None:
 def test_slots_processes_and_weights_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="set engine: sequential, or auto"):
         run(scaffold(federated__engine="vectorized"), tmp_path / "run")
-    with pytest.raises(ConfigError, match=r"set federated\.workers: 1"):
+    words = r"what federated\.algorithm 'scaffold' keeps of clients; set federated\.workers: 1"
+    with pytest.raises(ConfigError, match=words):
         run(scaffold(), tmp_path / "run", group=InTurn(2))
     with pytest.raises(ConfigError, match="set weighting: uniform"):
         run(scaffold(federated__weighting="examples"), tmp_path / "run")
@@ -331,7 +332,7 @@ def test_auto_takes_one_process_where_clients_are_remembered() -> None:
     without = {"name": "top_k", "fraction": 0.1}
 
     def one(config: ResolvedConfig) -> bool:
-        return parts_of(config).needs_one_process
+        return bool(parts_of(config).needs_one_process)
 
     assert not one(make_config("federated"))
     assert not one(make_config("federated", federated__compression=without))

@@ -123,6 +123,16 @@ def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "metrics.jsonl").stat().st_mtime_ns == stamp
 
 
+def test_a_finished_private_run_that_lost_its_record_is_refused(tmp_path: Path) -> None:
+    config = make_config("private_federated", federated__num_rounds=1)
+    run(config, tmp_path / "run")
+    for name in ("privacy.json", "ledger.jsonl"):
+        (tmp_path / "run" / name).rename(tmp_path / name)
+        with pytest.raises(RunFolderError, match=f"private run without {name}"):
+            run(config, tmp_path / "run")
+        (tmp_path / name).rename(tmp_path / "run" / name)
+
+
 def test_a_folder_of_another_configuration_is_refused(tmp_path: Path) -> None:
     run(make_config("federated"), tmp_path / "run")
     with pytest.raises(RunFolderError, match=r"federated\.num_rounds \(6 -> 7\)"):
