@@ -237,10 +237,15 @@ def _distinct(texts: Iterable[str]) -> list[str]:
 
 
 def same_or_each(mappings: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Values that all mappings have; where they differ, every value, joined by " / "."""
+    """Values that all mappings have; where they differ, every value, joined by " / ".
+
+    Mappings may be results of it.
+    """
     every = list(mappings)
     found = {}
     for key in dict.fromkeys(key for one in every for key in one):
-        values = list(dict.fromkeys(one.get(key) for one in every))
+        given = [one.get(key) for one in every]
+        parts = (value.split(" / ") if isinstance(value, str) else [value] for value in given)
+        values = list(dict.fromkeys(part for each in parts for part in each))
         found[key] = values[0] if len(values) == 1 else " / ".join(map(str, values))
     return found

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from pfl_bench.config.row_differences import head_lines
+from pfl_bench.report.records import same_or_each
 from tests.docs.following import documentation, script
 from tests.helpers import REPOSITORY
 from tests.pfl_bench.report.test_report import write_run
@@ -81,6 +82,13 @@ def test_merging_further_seeds_gives_the_record_of_all(tmp_path: Path) -> None:
         record = collected([runs[seed] for seed in part], by_parts, "--merge")[0]
     assert sorted(record.pop("commands")) == sorted(at_once[0].pop("commands"))
     assert [record] == at_once
+
+
+def test_a_value_of_records_that_are_merged_again_is_named_once() -> None:
+    one, other = {"cpu": "AVX512", "cores": 2}, {"cpu": "AVX2", "cores": 2}
+    both = {"cpu": "AVX512 / AVX2", "cores": 2}
+    assert same_or_each((one, other)) == both
+    assert same_or_each((both, other)) == both
 
 
 @pytest.mark.parametrize(("setting", "data"), [("federated", {"checksum": "x"}),
