@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +29,29 @@ from privacy.ledger import read_ledger
 from tests.helpers import REPOSITORY, make_config, make_tree
 
 Patch = pytest.MonkeyPatch
+Cut = Callable[[ResolvedConfig, Path, int | None], None]
 
 
-def cut(config: ResolvedConfig, folder: Path, keep: int | None) -> None:
-    """Run to the end, then leave what a kill after checkpoint ``keep`` (None: none) leaves."""
-    run(config, folder)
-    (folder / "summary.json").unlink()
-    for path in (folder / "checkpoints").iterdir():
-        if keep is None or path.name != f"step-{keep:08d}.pt":
-            path.unlink()
+@pytest.fixture(scope="module")
+def cut(tmp_path_factory: pytest.TempPathFactory) -> Cut:
+    """Leaves in a folder what a kill after checkpoint ``keep`` (None: none) of a run leaves.
+
+    Each configuration is run to its end once, and copied from then on.
+    """
+    ended: dict[str, Path] = {}
+
+    def leave(config: ResolvedConfig, folder: Path, keep: int | None) -> None:
+        key = config.to_yaml()
+        if key not in ended:
+            ended[key] = tmp_path_factory.mktemp("ended") / "run"
+            run(config, ended[key])
+        shutil.copytree(ended[key], folder, dirs_exist_ok=True)
+        (folder / "summary.json").unlink()
+        for path in (folder / "checkpoints").iterdir():
+            if keep is None or path.name != f"step-{keep:08d}.pt":
+                path.unlink()
+
+    return leave
 
 
 def change_environment(folder: Path, section: str, key: str, value: Any) -> None:
@@ -55,18 +71,18 @@ def change_environment(folder: Path, section: str, key: str, value: Any) -> None
 )
 @pytest.mark.parametrize("setting", ["federated", "central_dp"])
 def test_other_data_threads_or_device_are_refused(
-    setting: str, section: str, key: str, value: Any, words: str, tmp_path: Path
+    setting: str, section: str, key: str, value: Any, words: str, cut: Cut, tmp_path: Path
 ) -> None:
     config = make_config(setting)
-    cut(config, tmp_path, keep=None)
+    cut(config, tmp_path, None)
     change_environment(tmp_path, section, key, value)
     with pytest.raises(RunFolderError, match=f"(?i){words}"):
         run(config, tmp_path, resume=True)
 
 
-def test_another_engine_is_refused_with_the_settings_that_resume(tmp_path: Path) -> None:
+def test_another_engine_is_refused_with_the_settings_that_resume(cut: Cut, tmp_path: Path) -> None:
     config = make_config("federated", federated__engine="sequential")
-    cut(config, tmp_path, keep=None)
+    cut(config, tmp_path, None)
     change_environment(tmp_path, "engine", "name", "vectorized, 24 slots")
     with pytest.raises(RunFolderError, match="began with engine vectorized, 24 slots") as caught:
         run(config, tmp_path, resume=True)
@@ -76,11 +92,11 @@ def test_another_engine_is_refused_with_the_settings_that_resume(tmp_path: Path)
 
 @pytest.mark.parametrize("setting", ["federated", "private_federated"])
 def test_a_run_of_a_version_that_lacked_a_setting_is_the_run_of_its_default(
-    setting: str, tmp_path: Path
+    setting: str, cut: Cut, tmp_path: Path
 ) -> None:
     config = make_config(setting, federated__num_rounds=2, checkpoint__every=1)
     path = tmp_path / "run" / "config.yaml"
-    cut(config, path.parent, keep=1)
+    cut(config, path.parent, 1)
     recorded = yaml.safe_load(path.read_text(encoding="utf-8"))
     assert recorded["evaluation"].pop("metrics") == []
     del recorded["checkpoint"]["keep"]
@@ -108,11 +124,11 @@ ARITHMETIC = [
 @pytest.mark.parametrize(("section", "key", "value", "mend"), ARITHMETIC)
 @pytest.mark.parametrize("setting", ["private_federated", "federated"])
 def test_other_versions_and_instructions(
-    setting: str, section: str | None, key: str, value: str, mend: str, tmp_path: Path
+    setting: str, section: str | None, key: str, value: str, mend: str, cut: Cut, tmp_path: Path
 ) -> None:
     """A private run is refused; another goes on, says it, and records it beside the old."""
     config = make_config(setting)
-    cut(config, tmp_path, keep=4)
+    cut(config, tmp_path, 4)
     path = tmp_path / "environment.json"
     content = json.loads(path.read_text())
     (content[section] if section else content)[key] = value
@@ -130,13 +146,13 @@ def test_other_versions_and_instructions(
     assert (again[section] if section else again).get(key) != value
 
 
-def test_a_processor_that_is_told_to_do_less_is_another(tmp_path: Path) -> None:
+def test_a_processor_that_is_told_to_do_less_is_another(cut: Cut, tmp_path: Path) -> None:
     """The variable that torch reads at its start, in processes of their own."""
     row = tmp_path / "row.yaml"
     row.write_text(yaml.safe_dump(make_tree("private_federated")), encoding="utf-8")
     out = tmp_path / "run"
     command = [sys.executable, "-m", "pfl_bench", "run", str(row), "--out", str(out)]
-    cut(make_config("private_federated"), out, keep=4)
+    cut(make_config("private_federated"), out, 4)
     done = subprocess.run(
         [*command, "--resume"], cwd=REPOSITORY, capture_output=True, text=True, check=False,
         env={**os.environ, "ATEN_CPU_CAPABILITY": "default"},
@@ -149,9 +165,9 @@ def test_a_processor_that_is_told_to_do_less_is_another(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("setting", ["federated", "private_federated", "central_dp"])
 @pytest.mark.parametrize("name", ["environment.json", "metrics.jsonl", "ledger.jsonl"])
-def test_a_missing_file_is_named(name: str, setting: str, tmp_path: Path) -> None:
+def test_a_missing_file_is_named(name: str, setting: str, cut: Cut, tmp_path: Path) -> None:
     config = make_config(setting)
-    cut(config, tmp_path, keep=4)
+    cut(config, tmp_path, 4)
     if not (tmp_path / name).exists():
         assert name == "ledger.jsonl"
         return
@@ -161,9 +177,9 @@ def test_a_missing_file_is_named(name: str, setting: str, tmp_path: Path) -> Non
     assert not (tmp_path / name).exists()
 
 
-def test_a_missing_round_of_the_metrics_is_named(tmp_path: Path) -> None:
+def test_a_missing_round_of_the_metrics_is_named(cut: Cut, tmp_path: Path) -> None:
     config = make_config("federated")
-    cut(config, tmp_path, keep=4)
+    cut(config, tmp_path, 4)
     path = tmp_path / "metrics.jsonl"
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines[:2] + lines[3:]))
@@ -192,9 +208,9 @@ SECTIONS_EMPTIED = json.dumps(
         "",
     ],
 )
-def test_a_damaged_record_of_the_environment(content: str, tmp_path: Path) -> None:
+def test_a_damaged_record_of_the_environment(content: str, cut: Cut, tmp_path: Path) -> None:
     config = make_config("private_federated")
-    cut(config, tmp_path, keep=4)
+    cut(config, tmp_path, 4)
     (tmp_path / "environment.json").write_text(content)
     with pytest.raises(RunFolderError, match=r"environment\.json"):
         run(config, tmp_path, resume=True)
@@ -205,7 +221,7 @@ def test_a_damaged_record_of_the_environment(content: str, tmp_path: Path) -> No
     [pytest.param(None, LedgerError, id="all_to_replay"), pytest.param(6, RunFolderError, id="6")],
 )
 def test_code_that_draws_other_cohorts_and_noise_is_refused(
-    keep: int | None, error: type[Exception], tmp_path: Path, monkeypatch: Patch
+    keep: int | None, error: type[Exception], cut: Cut, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     config = make_config("private_federated", privacy__nonce=None)
     cut(config, tmp_path, keep)
@@ -220,7 +236,7 @@ def test_code_that_draws_other_cohorts_and_noise_is_refused(
 
 @pytest.mark.parametrize("keep", [None, 6])
 def test_another_noise_multiplier_than_the_ledger_s_is_refused(
-    keep: int | None, tmp_path: Path, monkeypatch: Patch
+    keep: int | None, cut: Cut, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     """As after an upgrade of the accountant's library, with or without rounds left to replay."""
     config = make_config("private_federated")
@@ -234,9 +250,11 @@ def test_another_noise_multiplier_than_the_ledger_s_is_refused(
         run(config, tmp_path, resume=True)
 
 
-def test_another_sum_under_the_same_noise_is_refused(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_another_sum_under_the_same_noise_is_refused(
+    cut: Cut, tmp_path: Path, monkeypatch: Patch
+) -> None:
     config = make_config("private_federated")
-    cut(config, tmp_path, keep=2)
+    cut(config, tmp_path, 2)
     original = SequentialEngine._train_client
 
     def negated(self: SequentialEngine, *arguments: Any) -> Any:
@@ -250,10 +268,10 @@ def test_another_sum_under_the_same_noise_is_refused(tmp_path: Path, monkeypatch
 
 
 def test_central_steps_that_come_out_differently_are_refused(
-    tmp_path: Path, monkeypatch: Patch
+    cut: Cut, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     config = make_config("central_dp")
-    cut(config, tmp_path, keep=2)
+    cut(config, tmp_path, 2)
     original = building.build_task
 
     def relabelled(resolved: ResolvedConfig, device: torch.device) -> Any:
@@ -268,11 +286,11 @@ def test_central_steps_that_come_out_differently_are_refused(
 
 @pytest.mark.parametrize("setting", ["private_federated", "central_dp"])
 def test_a_ledger_with_fewer_rounds_than_the_checkpoint_is_refused(
-    setting: str, tmp_path: Path
+    setting: str, cut: Cut, tmp_path: Path
 ) -> None:
     config = make_config(setting)
     last = 6 if setting == "private_federated" else 4
-    cut(config, tmp_path, keep=last)
+    cut(config, tmp_path, last)
     path = tmp_path / "ledger.jsonl"
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:2]))
     with pytest.raises(LedgerError, match="ends with round 2"):
