@@ -136,6 +136,8 @@ class _Work:
 
     def __init__(self, run: OpenedRun, seed: int | None, done: Recomputation) -> None:
         self._done = done
+        # Seconds that the last round took: not more by what a record says of the next.
+        self._took, self._deadline = 0.0, math.inf
         lines = read_ledger(run.folder / "ledger.jsonl")
         done.of = len(lines)
         self._run = Starts(run, lines, seed)
@@ -148,18 +150,17 @@ class _Work:
 
     def go(self, deadline: float) -> None:
         """Compute what was asked for, until the deadline."""
-        done = self._done
+        done, self._deadline = self._done, deadline
         starts: list[int] = [0] if self._knows_start() else []
-        now = time.monotonic()
         try:
             if done.mode == "first":
-                if starts:
-                    self._chain(0, 1, float("inf"))
+                for step in starts:
+                    self._chain(step, 1, deadline)
                 return
             order = [step for step in sorted(self._run.checkpoints) if step < done.of]
             np.random.default_rng(self._run.seed).shuffle(order)
             # From the start on for what checkpoints leave of the time, half of it at least.
-            half = now + (deadline - now) / 2.0 if starts else deadline
+            half = (time.monotonic() + deadline) / 2.0 if starts else deadline
             chains = [*((step, half) for step in order), *((step, deadline) for step in starts)]
             for step, limit in chains if deadline < math.inf else reversed(chains):
                 if step + 1 not in done.rounds:
@@ -179,7 +180,10 @@ class _Work:
         return False
 
     def _chain(self, start: int, stop: int, deadline: float) -> None:
-        """Compute rounds one after another from a known start, until one differs."""
+        """Compute rounds one after another from a known start, until one differs.
+
+        No round is begun that would hardly end by the deadline; the first of all has all the time.
+        """
         rule, state = self._run.at(start)
         try:
             flaw = state.mechanism.flaw()
@@ -198,11 +202,12 @@ class _Work:
             left -= 1.0
             if left < 0.0:
                 raise _GivenUpError(f"clients take more local steps than {METRICS_FILE} has")
-            if time.monotonic() > deadline:
+            if time.monotonic() > (deadline if self._done.rounds else self._deadline):
                 raise _GivenUpError
 
         for number in range(start + 1, stop + 1):
-            if number in self._done.rounds:
+            began = time.monotonic()
+            if number in self._done.rounds or began + self._took > deadline:
                 return
             left = self._most_steps(number)
             if not left < math.inf and deadline == math.inf:
@@ -216,6 +221,7 @@ class _Work:
             except _GivenUpError as error:
                 self._done.problems += (f"round {number}: {problem}" for problem in error.args)
                 return
+            self._took = time.monotonic() - began
             if made.margin <= allowed.relative / 64.0:
                 self._done.reasons.append(f"round {number}: rounding decides a client's coin")
                 return
