@@ -188,12 +188,22 @@ def test_slots_leave_room_for_activations() -> None:
 # Several processes share no device, what the plan refuses is refused on any, and accountants
 # compute on the CPU alone.
 LEFT_OUT = {"private_federated/ditto", "private/pld", "private/prv"}
-# Fewer rounds than the cases have. Every second round evaluates and saves; a tree restarts in the
-# fourth; and each of two reports alone would have a larger epsilon than an accountant knows.
-FOUR = {"private/tree", "private/privunit"}
+# Fewer rounds and clients than the cases have. Every second round evaluates and saves; a tree
+# restarts in the fourth; each of two reports alone would have a larger epsilon than an accountant
+# knows; and krum chooses among more clients than six.
+OWN = {
+    "private/tree": {"federated__num_rounds": 4},
+    "private/privunit": {"federated__num_rounds": 4},
+    "federated/krum": {"federated__cohort_size": 12},
+}
+SHORT: dict[str, Any] = {
+    "federated__num_rounds": 2,
+    "federated__cohort_size": 6,
+    **TWO_STEPS,
+}
 FEW: dict[str, dict[str, Any]] = {
-    "federated": {"federated__num_rounds": 2, **TWO_STEPS},
-    "private_federated": {"federated__num_rounds": 2, **NOISE, **TWO_STEPS},
+    "federated": SHORT,
+    "private_federated": {**SHORT, **NOISE},
     "central": {"central__num_epochs": 2},
     "central_dp": {"central__num_epochs": 2, "central__batch_size": 128, **NOISE},
 }
@@ -205,7 +215,7 @@ def test_every_kind_of_run_ends_as_on_the_cpu_or_passes_its_audit(
 ) -> None:
     """A private run draws other noise on another device: its first round is computed again."""
     setting, changes = CASES[name]
-    changes = FEW[setting] | ({"federated__num_rounds": 4} if name in FOUR else {}) | changes
+    changes = FEW[setting] | OWN.get(name, {}) | changes
     found = run(make_config(setting, **changes, device="cuda"), tmp_path / "cuda")
     if found["privacy"] is not None:
         audited = audit_run(tmp_path / "cuda", 1, recompute="first", seconds=1.0)
