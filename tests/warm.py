@@ -206,10 +206,8 @@ def _main(
 ) -> None:
     """Become what ``python ARGUMENTS`` is in ``folder``; streams are paths, or open."""
     for number, stream in enumerate(streams, start=1):
-        file = stream
-        if isinstance(stream, str):
-            file = os.open(stream, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        assert isinstance(file, int)
+        appended = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        file = os.open(stream, appended) if isinstance(stream, str) else stream
         os.dup2(file, number)
         os.close(file)
     _set(environment)

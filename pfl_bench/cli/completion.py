@@ -104,7 +104,8 @@ def _plugins(kind: str) -> Iterator[str]:
     yield from plugins.available(getattr(plugins, kind))
 
 
-_OF_SETTINGS = ("run", "table", "sweep", "show", "privacy explain")
+# Commands whose key=value are settings of rows.
+OF_ROWS = ("run", "table", "sweep", "show", "attack", "privacy explain")
 _NAMES: dict[tuple[str, str], Callable[[], Iterator[str]]] = {
     ("run", "config"): _rows,
     ("show", "row"): _rows,
@@ -114,7 +115,7 @@ _NAMES: dict[tuple[str, str], Callable[[], Iterator[str]]] = {
     ("table", "folder"): _folders,
     ("list", "below"): _folders,
     ("sweep", "sweep"): _sweeps,
-    **{(command, "overrides"): _settings for command in _OF_SETTINGS},
+    **{(command, "overrides"): _settings for command in OF_ROWS},
     ("data prepare", "task"): partial(_plugins, "PREPARE"),
     ("data download", "task"): partial(_plugins, "PREPARE"),
     ("data generate", "task"): partial(_plugins, "GENERATE"),

@@ -15,7 +15,7 @@ from types import CodeType
 from typing import Any, TypeVar
 
 from pfl_bench.cli.arguments import check_is_there
-from pfl_bench.cli.completion import complete
+from pfl_bench.cli.completion import OF_ROWS, complete
 from pfl_bench.cli.parsers import build_parser
 from pfl_bench.cli.speech import announce, answer_alone, say, told
 
@@ -48,8 +48,6 @@ _OTHER_ERRORS = {
 }
 # Of what --quiet kept back, where a command fails.
 _LAST_LINES = 20
-# Commands whose key=value are settings of rows.
-_OF_ROWS = ("run", "show", "sweep", "table", "attack", "privacy explain")
 # What PyTorch says of an operation that it refuses in a private run; its name comes before.
 _NONDETERMINISTIC = " does not have a deterministic implementation"
 _SMALLER = (
@@ -110,8 +108,6 @@ def _imported(name: str) -> Any:
     """A command's module. No garbage is looked for in what it imports: a tenth of the time."""
     if name in sys.modules:
         return sys.modules[name]
-    if name in sys.modules:
-        return sys.modules[name]
     gc.disable()
     try:
         return importlib.import_module(name)
@@ -144,7 +140,7 @@ def _parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpa
     foreign = [text for text in rest if text.startswith("-") or "=" not in text]
     if foreign or (rest and not hasattr(arguments, "overrides")):
         named = " ".join(filter(None, (arguments.command, getattr(arguments, "action", None))))
-        hint = _setting_hint(foreign) if foreign and named in _OF_ROWS else ""
+        hint = _setting_hint(foreign) if foreign and named in OF_ROWS else ""
         parser.error(
             f"unrecognized arguments: {' '.join(foreign or rest)}{hint}; "
             f"`{f'pfl-bench {named}'.rstrip()} --help` lists what it takes"

@@ -125,7 +125,7 @@ def _print(arguments: argparse.Namespace, answer: dict[str, Any], guarantee: Gua
     if arguments.json:
         speech.answer_json(answer)
         return
-    for key, value in ({"unit": "", "adjacency": guarantee.adjacency} | answer).items():
+    for key, value in answer.items():
         if key in ("simulated", "actual"):
             speech.write(f"{f'epsilon ({key})':22} {_setting(value)}")
         elif key == "beyond" and value is not None:
@@ -137,6 +137,8 @@ def _print(arguments: argparse.Namespace, answer: dict[str, Any], guarantee: Gua
                 speech.write(f"{'note':22} {note}")
         elif key not in ("explanation", "beyond"):
             speech.write(f"{key:22} {_text(key, value)}")
+        if key == "unit":
+            speech.write(f"{'adjacency':22} {guarantee.adjacency}")
     if told is not None:
         speech.write(f"\n{told}")
 

@@ -182,12 +182,8 @@ class FederatedParts(RunParts):
 
         Plug-ins as messages call them, and "task" for one that is in memory.
         """
-        keeping = {key for key, transform in self.transforms.items() if transform.keeps_state}
-        if self.algorithm.personal_training is not None:
-            keeping.add("algorithm")
-        if self.aggregation.keeps_updates:
-            keeping.add("aggregation")
-        names = tuple(self.name_of(key) for key in sorted(keeping))
+        own = (self.name_of("aggregation"),) if self.aggregation.keeps_updates else ()
+        names = own + self._keeping(is_asked=False)
         # Its code may be a notebook's, which another process cannot import.
         is_in_memory = self.resolved.tree["task"]["name"] == held_task.NAME
         return (*names, "task") if is_in_memory else names
@@ -200,9 +196,13 @@ class FederatedParts(RunParts):
     @property
     def client_state(self) -> tuple[str, ...]:
         """Plug-ins that remember clients from round to round, as the configuration calls them."""
+        # It is asked by user, and the centre's step has the same object at hand.
+        return self._keeping(is_asked=self.algorithm.corrects_steps)
+
+    def _keeping(self, is_asked: bool) -> tuple[str, ...]:
+        """Transforms of updates with a state, and the algorithm: if it is asked, or has models."""
         keeping = {key: transform.keeps_state for key, transform in self.transforms.items()}
-        # Both are asked by user, and the centre's step has the same object at hand.
-        if self.algorithm.corrects_steps or self.algorithm.personal_training is not None:
+        if is_asked or self.algorithm.personal_training is not None:
             keeping["algorithm"] = True
         return tuple(self.name_of(key) for key, keeps in keeping.items() if keeps)
 

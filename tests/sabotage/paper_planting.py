@@ -45,11 +45,7 @@ PRIVATE: dict[str, Any] = {
 SELECTED = {**planting.SELECTED, "federated__max_participations": 5}
 TREE = {
     **planting.TREE,
-    "privacy__mechanism": {
-        "name": "tree_aggregation",
-        "clip_norm": planting.CLIP_NORM,
-        "restart_every": ROUNDS // 3,
-    },
+    "privacy__mechanism": {**planting.TREE["privacy__mechanism"], "restart_every": ROUNDS // 3},
 }
 SMALLER_COHORT = {**planting.SMALLER_COHORT, "privacy__noise_cohort_size": 2 * COHORT}
 CENTRAL_DP: dict[str, Any] = {"evaluation__every": 1000, "evaluation__splits": []}

@@ -136,7 +136,7 @@ class _Work:
 
     def __init__(self, run: OpenedRun, seed: int | None, done: Recomputation) -> None:
         self._done = done
-        # Seconds that the last round took: not more by what a record says of the next.
+        # Seconds that the last round took. Records could say anything of the next one's work.
         self._took, self._deadline = 0.0, math.inf
         lines = read_ledger(run.folder / "ledger.jsonl")
         done.of = len(lines)

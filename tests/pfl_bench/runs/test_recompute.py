@@ -293,7 +293,8 @@ def test_a_sample_uses_the_time_that_late_checkpoints_leave(
     monkeypatch.setattr(recomputing, "time", clock)
     whole = again(folder, "all")
     sample = again(folder, "sample", whole.seconds * 0.7)
-    assert whole.seconds * 0.5 < sample.seconds <= whole.seconds * 0.7
+    # All but what is too short for another round.
+    assert whole.seconds * 0.55 < sample.seconds <= whole.seconds * 0.7
     assert {1, 8} < set(sample.rounds) < set(whole.rounds)
 
 
@@ -307,7 +308,7 @@ def test_a_sample_begins_no_round_that_cannot_end_but_ends_one_that_can(
     one = again(sound, "first")
     sample = again(sound, "sample", one.seconds * 1.6)
     assert len(sample.rounds) == 1
-    # Two rounds are judged without a look at their clients.
+    # No client of another round is trained.
     assert sample.seconds < one.seconds * 1.4
 
 
