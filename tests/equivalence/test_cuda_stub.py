@@ -111,6 +111,7 @@ def test_two_ranks_with_a_device_each_have_the_bits_of_one(tmp_path: Path) -> No
     ranks = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     row = ["demo/private_federated.yaml", "device=cuda", "federated.num_rounds=3"]
     row += ["federated.engine=sequential", "evaluation.every=3", "privacy.nonce=ranks"]
+    row += ["federated.cohort_size=20", "privacy.epsilon=null", "privacy.noise_multiplier=4.0"]
     found = []
     for number, starts in ((1, []), (2, ranks)):
         out = tmp_path / str(number)
