@@ -21,6 +21,7 @@ _FAR = 10.0
 _MOST_SEEDS = 1000
 # The published cell is rounded: without slack, 0.76 - 0.75 would exceed a margin of 0.01.
 _SLACK = 1e-9
+_NORMAL = statistics.NormalDist().inv_cdf((1 + LEVEL) / 2)
 
 Outcome = Literal["reproduced", "differs", "undecided", "says nothing"]
 
@@ -109,6 +110,11 @@ def equivalence(measured: Sequence[float], published: Published) -> Comparison:
 
 def _more_seeds(sd: float | None, seeds: int, published: Published, wanted: float) -> int | None:
     """Number of further seeds of this spread that bring the interval to a half width ``wanted``."""
+    if published.sd is not None and published.seeds is not None:
+        # Student's quantiles are larger than the normal one, and the published mean stays as it is.
+        least = _NORMAL * published.sd / math.sqrt(published.seeds)
+        if least > wanted * (1 + _SLACK):
+            return None
     for total in range(seeds + 1, _MOST_SEEDS + 1):
         half = half_width(sd, total, published)
         if half is not None and half <= wanted:

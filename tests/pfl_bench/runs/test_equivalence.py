@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -97,6 +98,17 @@ def test_the_number_of_seeds_that_would_decide() -> None:
     assert halves[1] <= 0.008 < halves[0]
     # The published mean is uncertain by more than the margin, whatever we do.
     assert equivalence([0.702], Published(0.7, 0.01, 0.01, 3)).more_seeds is None
+
+
+@pytest.mark.parametrize("margin", [0.61, 0.63, 0.71, 0.72, 1.5])
+def test_the_number_of_seeds_is_the_first_of_all_that_would_do(margin: float) -> None:
+    """Below 0.62, half of the published mean's own interval, none can; at 0.72 it takes 345."""
+    published = Published(0.1, margin, 1.0, 10)
+    found = equivalence([-1.0, 0.2, 1.1], published)
+    spread = statistics.stdev([-1.0, 0.2, 1.1])
+    enough = [n for n in range(4, 1001) if (half_width(spread, n, published) or 9) <= margin]
+    assert found.outcome == "undecided"
+    assert found.more_seeds == (enough[0] - 3 if enough else None)
 
 
 @pytest.mark.parametrize("seeds", [1, 3, 10])
