@@ -61,6 +61,11 @@ class Allowed:
         """R."""
         return self.each * self.rounds + self.clients
 
+    @property
+    def of_coins(self) -> float:
+        """How near to a client's coin its chance is where rounding decides it (privunit)."""
+        return self.relative / (64.0 if self.each < FINE else 8.0)
+
     def of_moment(self, name: str, own: Tensor) -> float:
         """Distance that rounding may explain of a moment of the central optimizer, shape (P,)."""
         if self.relative >= 1.0:

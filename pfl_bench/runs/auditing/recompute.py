@@ -222,7 +222,7 @@ class _Work:
                 self._done.problems += (f"round {number}: {problem}" for problem in error.args)
                 return
             self._took = time.monotonic() - began
-            if made.margin <= allowed.relative / 64.0:
+            if made.margin <= allowed.of_coins:
                 self._done.reasons.append(f"round {number}: rounding decides a client's coin")
                 return
             line = self._run.lines[number - 1]

@@ -251,8 +251,6 @@ def _unknown(resolved: ResolvedConfig, rounds: int) -> str:
     name = resolved.tree["privacy"]["mechanism"]["name"]
     if name not in MECHANISMS:
         return f"the reference does not have the mechanism {name}"
-    if name == "privunit" and config.precision != "float32":
-        return f"coins of privunit's reports follow what {config.precision} rounds away"
     if config.systems is None and options.sampling not in SCHEMES:
         return f"the reference does not have the sampling {options.sampling}"
     if config.systems is not None:

@@ -407,17 +407,6 @@ def test_what_training_makes_of_rounding_is_no_difference(
     assert any("rounding explains" in problem for problem in again(folder).problems)
 
 
-def test_what_cannot_be_computed_says_why(tmp_path: Path) -> None:
-    changes = {
-        **LOCAL,
-        "precision": "bfloat16",
-        "privacy__mechanism": {"name": "privunit", "clip_norm": 2.0},
-    }
-    done = again(make(tmp_path / "run", federated__num_rounds=1, **changes))
-    assert (done.rounds, done.to_check().outcome) == ([], "skipped")
-    assert "coins of privunit" in done.to_check().evidence
-
-
 # Each plants a bug into the code that runs, and names the round and what of it shows.
 Bug = Callable[[Patch], None]
 
