@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import runpy
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,9 +27,9 @@ from privacy.noise.factorization import (
     toeplitz_profile,
 )
 from privacy.noise.tree_factorization import tree_noise_profile, tree_squared_sensitivity
-from tests.helpers import REPOSITORY, make_config
+from scripts.validation.trials import GAUSSIAN, TREE, Mechanism, matched_trial, run_trials
+from tests.helpers import make_config
 
-SCRIPT: dict[str, Any] = runpy.run_path(str(REPOSITORY / "scripts" / "audit_validation.py"))
 TRIALS = 40
 
 
@@ -107,12 +106,12 @@ def test_a_shift_s_bound_covers_it_and_is_near() -> None:
     assert np.median(found) > 1.5
 
 
-@pytest.mark.parametrize("mechanism", ["GAUSSIAN", "TREE"])
-def test_bounds_are_below_the_truth_and_near_it(mechanism: str) -> None:
-    trial = partial(SCRIPT["matched_trial"], count=1000)
+@pytest.mark.parametrize("mechanism", [GAUSSIAN, TREE], ids=["gaussian", "tree"])
+def test_bounds_are_below_the_truth_and_near_it(mechanism: Mechanism) -> None:
+    trial = partial(matched_trial, count=1000)
     most = binom.ppf(0.999, TRIALS, 0.025)
     for effect in (True, False):
-        found = SCRIPT["run_trials"](SCRIPT[mechanism], trial, 8.0, effect, TRIALS, 3)
+        found = run_trials(mechanism, trial, 8.0, effect, TRIALS, 3)
         for name, bounds in found.items():
             assert (bounds > (8.0 if effect else 0.0)).sum() <= most, name
             assert np.median(bounds) > 0.6 * 8.0 or not effect, name
