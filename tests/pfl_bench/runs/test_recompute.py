@@ -124,7 +124,6 @@ FULL = {
     "privacy__noise_cohort_size": None,
 }
 CYCLIC = {"federated__sampling": "cyclic_poisson", "federated__separation": 2}
-LOCAL: dict[str, Any] = {"privacy__noise_cohort_size": None, "privacy__accountant": "pld"}
 FLIP = {"kind": "label_flip", "corrupted_fraction": 0.2, "labels": "mirror"}
 SLOW = {"federated__central_learning_rate": 0.05}
 
