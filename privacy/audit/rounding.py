@@ -63,7 +63,7 @@ class Allowed:
 
     @property
     def of_coins(self) -> float:
-        """How near to a client's coin its chance is where rounding decides it (privunit)."""
+        """Distance of a coin from its chance below which rounding decides it (privunit)."""
         return self.relative / (64.0 if self.each < FINE else 8.0)
 
     def of_moment(self, name: str, own: Tensor) -> float:
