@@ -48,8 +48,8 @@ def write_atomically(path: Path, content: bytes | str | Callable[[BinaryIO], obj
     """Replace a file as a whole: written beside it, flushed to the disk, renamed over it.
 
     Raises:
-        OSError: The folder is not writable or the disk is full; the old content is still there and
-            nothing else is left behind. A device or pipe is not replaced.
+        OSError: The folder is not writable or the disk is full; it names the file, the old content
+            is still there and nothing else is left behind. A device or pipe is not replaced.
     """
     if path.exists() and not path.is_file() and not path.is_dir():
         raise FileExistsError(errno.EEXIST, "no regular file", str(path))
@@ -63,7 +63,9 @@ def write_atomically(path: Path, content: bytes | str | Callable[[BinaryIO], obj
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, OSError) and error.filename in (None, str(partial)):
+            error.filename, error.filename2 = str(path), None
         partial.unlink(missing_ok=True)
         raise
     synchronise_folder(path.parent)
