@@ -37,6 +37,8 @@ def main(arguments: argparse.Namespace) -> int:
         answer_json(done.to_json_dict())
     else:
         write("\n".join(_lines(Path(arguments.run), done)))
+    if done.not_kept:
+        say(f"pfl-bench: {done.not_kept}")
     return 0 if done.verdict == "passed" else 1
 
 

@@ -57,6 +57,7 @@ def _is_audited(run: RunRecord) -> bool:
     say(f"auditing {run.path}")
     # One run without its data must not keep the others from the page.
     done = attempt(partial(audit_run, run.path, recompute="sample"))
-    if isinstance(done, str):
-        say(f"pfl-bench: not audited: {done}")
-    return not isinstance(done, str)
+    wrong = f"not audited: {done}" if isinstance(done, str) else done.not_kept
+    if wrong:
+        say(f"pfl-bench: {wrong}")
+    return not wrong

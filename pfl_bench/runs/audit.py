@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ class RunAudit:
 
     ``tuned`` is the bound for a search, None where the ledger could not be read; ``selected_by``
     the metric by which the reported model was chosen, None for the last one; ``ledger_sha256`` is
-    empty if there is no ledger.
+    empty if there is no ledger; ``not_kept`` says why ``audit.json`` could not be written.
     """
 
     inputs: AuditInputs
@@ -44,13 +44,13 @@ class RunAudit:
     selected_by: str | None
     ledger_sha256: str
     recomputed: Recomputation
+    not_kept: str = ""
 
     def __str__(self) -> str:
         """The verdict in words, and a line for each check that failed or is incomplete."""
         wrong = (one for one in self.checks if one.outcome in ("failed", "incomplete"))
-        return "\n".join(
-            [self.words, *(f"{one.outcome} {one.name}: {one.evidence}" for one in wrong)]
-        )
+        lines = [self.words, *(f"{one.outcome} {one.name}: {one.evidence}" for one in wrong)]
+        return "\n".join(filter(None, [*lines, self.not_kept]))
 
     @property
     def num_failed(self) -> int:
@@ -113,7 +113,7 @@ def audit_run(
     recompute: Mode = "none",
     seconds: float = SECONDS,
 ) -> RunAudit:
-    """Audit a run, finished or not, and write ``audit.json`` into its folder.
+    """Audit a run, finished or not, and write ``audit.json`` into its folder if that can be done.
 
     The joint epsilon is of ``num_tuned_runs`` runs of a search, this one among them. ``data`` is
     the data file, where it is no longer where the configuration says. A sample of rounds that are
@@ -160,7 +160,12 @@ def audit_run(
         ledger_sha256=digest,
         recomputed=again,
     )
-    write_json(folder / audit_file.AUDIT_FILE, done.to_json_dict())
+    try:
+        write_json(folder / audit_file.AUDIT_FILE, done.to_json_dict())
+    except OSError as error:  # of somebody else's folder, or a full disk: the verdict stands
+        path = error.filename or folder / audit_file.AUDIT_FILE
+        why = f"{path} cannot be written ({error.strerror})"
+        done = replace(done, not_kept=f"this audit is not kept: {why}; to keep it, audit a copy")
     return done
 
 

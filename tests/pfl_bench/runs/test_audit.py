@@ -124,6 +124,27 @@ def test_json_is_one_object_and_the_file_s_content(
     assert document["tuned_runs"]["epsilon"]["actual"] > stated
 
 
+def test_a_folder_that_cannot_be_written_is_audited_all_the_same(
+    copied: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    original = Path.open
+
+    def refuse(self: Path, mode: str = "r", *rest: Any, **given: Any) -> Any:
+        if mode == "wb" and self.parent == copied:
+            raise PermissionError(13, "Permission denied", str(self))
+        return original(self, mode, *rest, **given)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    code, out, err = command(capsys, str(copied), "--recompute", "none")
+    assert code == 0
+    assert "PASSED" in out
+    assert f"this audit is not kept: {copied / 'audit.json'} cannot be written (Perm" in err
+    # No page shows an audit that was not made now.
+    page = str(copied.parent / "board.html")
+    assert main(["leaderboard", str(copied), "--audit", "--out", page]) == 0
+    assert "this audit is not kept" in capsys.readouterr().err
+
+
 def test_what_is_no_private_run_ends_with_2(
     finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
