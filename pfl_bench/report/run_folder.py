@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pfl_bench.config.schema import TRAINERS, setting_of
+from pfl_bench.config.schema import CONFIG_VERSION, TRAINERS, setting_of
 from pfl_bench.config.yaml_text import parse_yaml
 from pfl_bench.data import held_task
 from pfl_bench.files import check_run_folder, read_json, read_metrics, read_text
@@ -161,6 +161,11 @@ def read_run(path: Path) -> RunRecord:
         raise RunFolderError(f"{config_path} holds {type(config).__name__}, expected a mapping")
     if wrong := misfit(config, LAYOUTS["config.yaml"]):
         raise RunFolderError(f"{config_path}: {wrong}; run the row again")
+    if (version := config.get("version", CONFIG_VERSION)) != CONFIG_VERSION:
+        raise RunFolderError(
+            f"{config_path}: version: {version!r} is not {CONFIG_VERSION}, the version of the "
+            "format that this pfl-bench reads; restore the file, or use the pfl-bench that wrote it"
+        )
     environment = read_json(path / "environment.json") or {}
     document = read_json(path / "summary.json")
     statement: Mapping[str, Any] | None = read_json(path / "privacy.json")

@@ -345,6 +345,7 @@ def test_runs_below_a_folder_are_reported(tmp_path: Path) -> None:
         ({"config.yaml": None}, r"not a run folder \(it has no config.yaml"),
         ({"config.yaml": "a: [1"}, "config.yaml is not YAML"),
         ({"config.yaml": "- 1\n"}, "config.yaml holds list, expected a mapping"),
+        ({"config.yaml": "version: 7\n"}, "config.yaml: version: 7 is not 1, .*restore"),
         ({"summary.json": '{"format_version": 1,'}, r"summary.json is not JSON .*line 1"),
         ({"summary.json": "[]"}, "holds list, expected one JSON object: restore"),
         ({"summary.json": '{"format_version": 9}'}, "has format_version 9, expected 1"),
