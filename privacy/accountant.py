@@ -82,6 +82,12 @@ def check_accountant(accountant: str, scheme: SamplingScheme) -> None:
         )
 
 
+def knowing(composition: Composition) -> list[str]:
+    """The accountants that know every event of a composition."""
+    kinds = {_kind_of(event)[0] for event, _ in composition.parts}
+    return [name for name in ACCOUNTANTS if kinds <= {*KNOWN_EVENTS[name]}]
+
+
 def check_composition(composition: Composition, accountant: str) -> None:
     """Check that an accountant can compose an event, and that the adjacency is the event's."""
     if accountant not in ACCOUNTANTS:

@@ -157,7 +157,8 @@ def _add_privacy(commands: Commands) -> None:
         add(action, "--cohort C", type=int, required=required)
         if action is not table:
             add(action, "--rounds T", type=int, required=required)
-            add(action, "--accountant", choices=_ACCOUNTANTS, default="rdp")
+            words = "default: rdp, or the one that knows the mechanism and sampling"
+            add(action, "--accountant", words, choices=_ACCOUNTANTS)
             add(action, "--explain", "the guarantee in plain words, too")
             add(action, "--json")
         _add_privacy_setting(action)

@@ -351,3 +351,18 @@ def test_rdp_needs_neither_torch_nor_matplotlib() -> None:
         [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True
     )
     assert done.stdout.splitlines()[-1] == "[0, 0, 0] []"
+
+
+@pytest.mark.parametrize(
+    "setting", [["--mechanism", "laplace"], ["--sampling", "truncated_poisson"]]
+)
+def test_the_only_accountant_that_knows_the_rounds_is_taken(
+    setting: list[str], capsys: Capture
+) -> None:
+    asked = ["privacy", "epsilon", *SMALL, "--rounds", "2", *setting, "--json"]
+    assert main(asked) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["accountant"] == "pld"
+    assert "pld, the only one" in printed.err
+    # One that is named is not replaced.
+    assert main([*asked, "--accountant", "rdp"]) == 2
