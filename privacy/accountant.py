@@ -19,9 +19,10 @@ from collections.abc import Sequence
 from functools import lru_cache, reduce
 from typing import Any, Literal, get_args
 
-from privacy.accountants.poisson import rounds_pld, self_composed
+from privacy.accountants.poisson import rounds_pld
 from privacy.accountants.prv import numpy_errstate, prv_epsilon
 from privacy.accountants.renyi import renyi_epsilon
+from privacy.accountants.self_composition import self_composed
 from privacy.accountants.truncation import truncated_pld, untruncated
 from privacy.accountants.without_replacement import replaced_pld
 from privacy.amplification import Composition
@@ -80,12 +81,6 @@ def check_accountant(accountant: str, scheme: SamplingScheme) -> None:
             f"Poisson would be wrong; use the accountant {' or '.join(scheme.accountants)}, or "
             f"sample by poisson. {accountant} knows {', '.join(known)}"
         )
-
-
-def knowing(composition: Composition) -> list[str]:
-    """The accountants that know every event of a composition."""
-    kinds = {_kind_of(event)[0] for event, _ in composition.parts}
-    return [name for name in ACCOUNTANTS if kinds <= {*KNOWN_EVENTS[name]}]
 
 
 def check_composition(composition: Composition, accountant: str) -> None:

@@ -13,10 +13,10 @@ from typing import Any
 
 from pfl_bench.federated.accounting import DEFAULT_MECHANISM, composition_of, module_description
 from pfl_bench.types import ConfigError
-from privacy.accountant import check_accountant, knowing
+from privacy.accountant import check_accountant, check_composition
 from privacy.amplification import MechanismComposition, Participation, sampled_gaussian
 from privacy.calibration import default_delta
-from privacy.errors import PrivacyError
+from privacy.errors import PlanError, PrivacyError
 from privacy.plan.notes import delta_notes
 from privacy.plan.types import Setting
 from privacy.sampling_scheme import SamplingScheme, scheme_named
@@ -93,15 +93,19 @@ def mechanism_composition(arguments: argparse.Namespace) -> MechanismComposition
 
 
 def default_accountant(arguments: argparse.Namespace, composition: MechanismComposition) -> str:
-    """The accountant "rdp", or the only one that knows the mechanism under the sampling."""
+    """The accountant "rdp"; "pld", which knows all, where rdp does not know these rounds."""
     cohort = arguments.cohort or arguments.noise_cohort or 10
     try:
         users = Participation(scheme_of(arguments), arguments.population or 100 * cohort, cohort)
         noise = getattr(arguments, "noise_multiplier", None) or 1.0
-        able = knowing(composition(users, noise, arguments.rounds or 1))
+        composed = composition(users, noise, arguments.rounds or 1)
     except PrivacyError:  # it is said where the arguments are used
         return "rdp"
-    return able[0] if len(able) == 1 else "rdp"
+    try:
+        check_composition(composed, "rdp")
+    except PlanError:
+        return "pld"
+    return "rdp"
 
 
 def settings_of(

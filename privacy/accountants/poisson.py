@@ -3,25 +3,18 @@
 Guarantee: that of ``dp_accounting``'s ``from_gaussian_mechanism``: the distribution dominates a
 round, in each of the two directions of adding and removing a user. dp-accounting (0.6.0) inverts
 the privacy loss for one point of the grid after another; here it is inverted for all of them at
-once, by the same operations in the same order. Rounds are composed in a window that holds all but
-``_TAIL``, by Chernoff's bound at the best of forty orders, of which dp-accounting tries all; here
-they are searched. ``test_poisson`` compares the bits.
+once, by the same operations in the same order. ``test_poisson`` compares the bits.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-# Probability beyond the window of a composition, which counts as an infinite loss: the default of
-# dp-accounting's ``self_compose``. The window is sought at orders of so many, and their negatives.
-_TAIL = 1e-15
-_ORDERS = 20
+from privacy.accountants.self_composition import self_composed
 
 
 def rounds_pld(noise_multiplier: float, rate: float | None, count: int, interval: float) -> Any:
@@ -29,73 +22,6 @@ def rounds_pld(noise_multiplier: float, rate: float | None, count: int, interval
     if rate is None:
         return sampled_pld(noise_multiplier / math.sqrt(count), 1.0, interval)
     return self_composed(sampled_pld(noise_multiplier, rate, interval), count)
-
-
-def self_composed(distribution: Any, count: int) -> Any:
-    """``distribution.self_compose(count)`` of a ``dp_accounting`` ``PrivacyLossDistribution``."""
-    from dp_accounting.pld import privacy_loss_distribution as distributions
-
-    pmfs = [distribution._pmf_remove]
-    if not distribution._symmetric:
-        pmfs.append(distribution._pmf_add)
-    return distributions.PrivacyLossDistribution(*(_composed(pmf, count) for pmf in pmfs))
-
-
-def _composed(pmf: Any, count: int) -> Any:
-    from dp_accounting.pld.pld_pmf import DensePLDPmf
-    from scipy import fft
-
-    if not isinstance(pmf, DensePLDPmf):
-        return pmf.self_compose(count)
-    first, last = _window(pmf._probs, count)
-    size = last - first + 1
-    length = fft.next_fast_len(max(size, len(pmf._probs)))
-    probs = np.real(fft.ifft(fft.fft(pmf._probs, length) ** count))
-    beyond = _TAIL - math.expm1(count * math.log1p(-pmf._infinity_mass))
-    return DensePLDPmf(
-        pmf._discretization,
-        pmf._lower_loss * count + first,
-        np.roll(probs, -first)[:size],
-        beyond,
-        pmf._pessimistic_estimate,
-    )
-
-
-def _window(probs: NDArray[np.float64], count: int) -> tuple[int, int]:
-    """First and last place that a sum of ``count`` places of such probabilities, shape (n,), has.
-
-    That of dp-accounting's ``compute_self_convolve_bounds``. With the logarithm of the moment
-    generating function, which is convex, a Chernoff bound has one lowest point along the orders.
-    """
-    from dp_accounting.pld.common import compute_self_convolve_bounds
-
-    places = np.arange(len(probs))
-    mean = float(places @ probs)
-    variance = max(float((places - mean) ** 2 @ probs), 1e-300)
-    # The best order of a normal law.
-    best = math.sqrt(2.0 * math.log(2.0 / _TAIL) / (count * variance)) * len(probs)
-    guess = round(min(max(best, 1.0), _ORDERS))
-
-    def bounds(multiple: int) -> tuple[int, int]:
-        orders = [multiple / len(probs)]
-        found: tuple[int, int] = compute_self_convolve_bounds(probs, count, _TAIL, orders)
-        return found
-
-    first = -_least(lambda multiple: -bounds(-multiple)[0], guess)
-    return first, _least(lambda multiple: bounds(multiple)[1], guess)
-
-
-def _least(value: Callable[[int], int], guess: int) -> int:
-    """The least value at 1 to ``_ORDERS``, of values that fall and then rise, from a guess on."""
-    value, at = cache(value), guess
-    while True:
-        beside = [k for k in (at - 1, at + 1) if 1 <= k <= _ORDERS]
-        near = min(beside, key=value)
-        if value(near) > value(at):
-            return value(at)
-        if value(near) == value(at):  # equal, as where no bound is below that of all places
-            return min(map(value, range(1, _ORDERS + 1)))
-        at = near
 
 
 def sampled_pld(noise_multiplier: float, rate: float, interval: float) -> Any:

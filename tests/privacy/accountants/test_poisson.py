@@ -15,7 +15,8 @@ from dp_accounting.pld.privacy_loss_distribution import (
 )
 
 from privacy.accountant import _pld_epsilon
-from privacy.accountants.poisson import sampled_pld, self_composed
+from privacy.accountants.poisson import sampled_pld
+from privacy.accountants.self_composition import self_composed
 
 CASES = [(0.86, 0.5), (1.1, 0.01), (3.0, 0.2), (0.5, 0.003), (8.0, 1e-6), (0.7, 0.999), (1.0, 1.0)]
 
