@@ -36,8 +36,6 @@ def main(arguments: argparse.Namespace) -> int:
         return privacy_table.main(arguments, composition)
     if arguments.accountant is None:
         arguments.accountant = shared.default_accountant(arguments, composition)
-        if arguments.accountant != "rdp":
-            speech.say(f"accountant: {arguments.accountant}, the only one that knows these rounds")
     rounds, solved = arguments.rounds, {}
     if arguments.action == "solve":
         solution = _solve(arguments, composition)

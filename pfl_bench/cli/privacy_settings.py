@@ -16,7 +16,7 @@ from pfl_bench.types import ConfigError
 from privacy.accountant import check_accountant, check_composition
 from privacy.amplification import MechanismComposition, Participation, sampled_gaussian
 from privacy.calibration import default_delta
-from privacy.errors import PlanError, PrivacyError
+from privacy.errors import PrivacyError
 from privacy.plan.notes import delta_notes
 from privacy.plan.types import Setting
 from privacy.sampling_scheme import SamplingScheme, scheme_named
@@ -98,12 +98,8 @@ def default_accountant(arguments: argparse.Namespace, composition: MechanismComp
     try:
         users = Participation(scheme_of(arguments), arguments.population or 100 * cohort, cohort)
         noise = getattr(arguments, "noise_multiplier", None) or 1.0
-        composed = composition(users, noise, arguments.rounds or 1)
-    except PrivacyError:  # it is said where the arguments are used
-        return "rdp"
-    try:
-        check_composition(composed, "rdp")
-    except PlanError:
+        check_composition(composition(users, noise, arguments.rounds or 1), "rdp")
+    except PrivacyError:  # what else is wrong is said where the arguments are used
         return "pld"
     return "rdp"
 
