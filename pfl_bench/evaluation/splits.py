@@ -17,7 +17,15 @@ from pfl_bench.client.forward import Forward
 from pfl_bench.client.prefetch import prefetch
 from pfl_bench.evaluation.per_client import GroupSums, over_clients
 from pfl_bench.evaluation.strata import Columns, Strata, Stratum
-from pfl_bench.types import Examples, FederatedSplit, Metric, PersonalModels
+from pfl_bench.types import (
+    Examples,
+    FederatedSplit,
+    Metric,
+    PersonalModels,
+    PluginError,
+    place_of,
+    returned,
+)
 
 # Enough for the size of a loss.
 _START_EXAMPLES = 16
@@ -83,7 +91,7 @@ class Measured:
         """
         result: dict[str, float] = {}
         for metric in self.metrics:
-            result |= metric.compute()
+            result |= _computed(metric)
         for family in self.families:
             result |= over_clients(family)
         for stratum in self.strata:
@@ -93,6 +101,18 @@ class Measured:
         if is_personal:
             result["num_clients_without_examples"] = split.num_users - self.num_clients
         return {f"{split.name}/{name}": float(value) for name, value in result.items()}
+
+
+def _computed(metric: Metric) -> dict[str, float]:
+    """Values of a metric by name, which a plug-in may not have; then PluginError."""
+    found = metric.compute()
+    try:
+        return {name: float(value) for name, value in found.items()}
+    except (AttributeError, TypeError, ValueError):
+        raise PluginError(
+            f"{place_of(metric, 'compute')} returns {found!r:.60}, but must return numbers by "
+            "name, such as {'accuracy': 0.5}"
+        ) from None
 
 
 class _MicroBatch(NamedTuple):
@@ -140,10 +160,10 @@ class _Pass:
         measured = self.measured
         taken = []
         for metric, family in zip(measured.metrics, measured.families, strict=True):
-            values = {
-                name: column.cpu().double().numpy()
-                for name, column in metric.update(outputs, targets).items()
-            }
+            found = returned(metric, "update", metric.update(outputs, targets), dict)
+            for column in found.values():
+                returned(metric, "update", column, Tensor, (len(clients),))
+            values = {name: column.cpu().double().numpy() for name, column in found.items()}
             weights = values.pop("weight", np.ones(len(clients)))
             family.add(clients, values, weights)
             taken.append((values, weights))

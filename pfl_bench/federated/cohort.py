@@ -22,6 +22,7 @@ from pfl_bench.types import (
     Engine,
     LocalResult,
     RoundStatistics,
+    returned,
 )
 from privacy.aggregate import Aggregate
 from privacy.clipping import ClipOutcome
@@ -176,6 +177,7 @@ class CohortTraining:
                 outcome = self.aggregator.add(
                     aggregate, upload.update, upload.weight, index, result.user
                 )
+            outcome = returned(self.aggregator.mechanism, "accumulate", outcome, ClipOutcome)
             if outcome.finite:
                 loss += result.loss
                 counted.num_examples += result.num_examples

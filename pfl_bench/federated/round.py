@@ -15,7 +15,7 @@ from pfl_bench.federated.state_watch import StateWatch
 from pfl_bench.federated.workers.messages import SharedTraining
 from pfl_bench.profiling import phase
 from pfl_bench.rng import Purpose, stream
-from pfl_bench.types import Participants, RoundStatistics
+from pfl_bench.types import Participants, RoundStatistics, returned
 from privacy.mechanism import Release
 from privacy.noise.prefetched_noise import prefetched_release
 
@@ -71,7 +71,8 @@ def run_round(
     contributions, num_clipped = aggregate.num_contributions, aggregate.num_clipped
     rounds.add_canaries(aggregate, index)
     with phase("noise"):
-        release = released(aggregate)
+        release = returned(mechanism, "release", released(aggregate), Release)
+        returned(mechanism, "release", release.mean_update, Tensor, run.central.shape)
     del released  # what was drawn ahead takes memory
 
     rounds.record(index, users, release, aggregate, counted.users)

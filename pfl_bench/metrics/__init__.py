@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pfl_bench import plugins
-from pfl_bench.types import Metric, PluginError, Task
+from pfl_bench.types import Metric, PluginError, Task, returned
 
 # What trainers call losses of their own, whatever families measure.
 _LOSSES = frozenset({"loss", "step_loss", "train_loss", "val_loss"})
@@ -29,7 +29,8 @@ def build_metrics(task: Task, names: Iterable[str] | None = None) -> list[Metric
     """Build families of metrics by name, empty; None for the task's own."""
     wanted = task.metrics if names is None else names
     families = [plugins.load(plugins.METRIC, family) for family in wanted]
-    return [family.build(family.Options(), task.facts) for family in families]
+    built = ((family, family.build(family.Options(), task.facts)) for family in families)
+    return [returned(family, "build", metric, Metric) for family, metric in built]
 
 
 @dataclass(frozen=True)

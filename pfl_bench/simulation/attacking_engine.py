@@ -12,7 +12,7 @@ from torch import Tensor
 from pfl_bench.config.sections import AttackOptions
 from pfl_bench.config.training import FederatedOptions
 from pfl_bench.simulation.corrupted_task import CorruptedSplit
-from pfl_bench.types import Engine, FederatedSplit, LocalResult
+from pfl_bench.types import Engine, FederatedSplit, LocalResult, returned
 
 
 def boost_of(attack: AttackOptions, federated: FederatedOptions) -> float:
@@ -72,7 +72,9 @@ class AttackingEngine:
             if not is_attacked or result.user not in self._split.corrupted:
                 yield result
                 continue
-            update = self._split.poison.forge(result.update, result.user, round_index)
+            poison = self._split.poison
+            forged = poison.forge(result.update, result.user, round_index)
+            update = returned(poison, "forge", forged, Tensor, result.update.shape)
             if self._boost != 1.0:
                 update = update * self._boost
             yield result if update is result.update else replace(result, update=update)

@@ -1,9 +1,13 @@
-"""Exceptions: wrong input of the user, and a run that has lost a process."""
+"""Exceptions: wrong input of the user, and a run that has lost a process; plug-ins' returns."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Any, TypeVar
+
+_T = TypeVar("_T")
 
 
 class UserInputError(ValueError):
@@ -19,7 +23,7 @@ class DataError(UserInputError):
 
 
 class PluginError(UserInputError):
-    """A task, algorithm, mechanism or metric of that name cannot be had."""
+    """A task, algorithm, mechanism or metric cannot be had, or returns what it must not."""
 
 
 class RunFolderError(UserInputError):
@@ -32,6 +36,27 @@ class WorkerError(RuntimeError):
 
 class StoppedError(WorkerError):
     """A run was told to stop, such as by an audit that watches it; it can be resumed."""
+
+
+def place_of(owner: object, method: str) -> str:
+    """File and name of a method of a plug-in's object, or of a function of its module."""
+    where: Any = owner if inspect.ismodule(owner) else type(owner)
+    return f"{inspect.getsourcefile(where)}: {where.__name__}.{method}"
+
+
+def returned(owner: object, method: str, found: _T, kind: type, shape: tuple[int, ...] = ()) -> _T:
+    """The value that a plug-in's method has returned.
+
+    PluginError if it is not of this kind or, unless empty, shape.
+    """
+    own = tuple(getattr(found, "shape", ()))
+    if isinstance(found, kind) and (not shape or own == shape):
+        return found
+    of, wanted = (f" of shape {tuple(one)}" if one else "" for one in (own, shape))
+    raise PluginError(
+        f"{place_of(owner, method)} returns a {type(found).__name__}{of}, but must return a "
+        f"{kind.__name__}{wanted}"
+    )
 
 
 def did_you_mean(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from pfl_bench.types.data import FederatedSplit
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+@runtime_checkable
 class Metric(Protocol):
     """A streaming family of metrics over (outputs, targets); built by ``metrics/<family>.py``."""
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from pfl_bench.client.costs import BYTES_PER_PARAMETER
-from pfl_bench.types import ClientUpload, LocalResult, UpdateTransform
+from pfl_bench.types import ClientUpload, LocalResult, UpdateTransform, returned
 
 
 class Compression(UpdateTransform):
@@ -34,7 +34,8 @@ class Compression(UpdateTransform):
     def send(self, upload: ClientUpload, result: LocalResult, round_index: int) -> ClientUpload:
         """See ``UpdateTransform``."""
         if self.expected_bytes < self._dense:
-            upload.update = self.compress(upload.update, result.user, round_index)
+            sent = self.compress(upload.update, result.user, round_index)
+            upload.update = returned(self, "compress", sent, Tensor, upload.update.shape)
             upload.num_bytes += self.expected_bytes - self._dense
         return upload
 

@@ -168,6 +168,59 @@ def test_what_breaks_the_contract_fails_by_name(name: str, tmp_path: Path, capsy
     assert words in failed[check]
 
 
+# The kind; what its template has, and what in its place; what the message says.
+RETURNS = {
+    "no_outcome": (
+        "aggregation", "return super().accumulate", "super().accumulate",
+        "Mine.accumulate returns a NoneType, but must return a ClipOutcome",
+    ),
+    "short_update": (
+        "compression", "return update * is_sent.to(update.device) / self._fraction",
+        "return update[:3]",
+        "Mine.compress returns a Tensor of shape (3,), but must return a Tensor of shape (650,)",
+    ),
+    "no_release": (
+        "mechanism", "return Release(", "return dict(",
+        "Mine.release returns a dict, but must return a Release",
+    ),
+    "sum_of_noise": (
+        "mechanism", "share * drawn.sum(0)),", "share * drawn.sum(0))[:3],",
+        "Mine.release returns a Tensor of shape (3,), but must return a Tensor of shape (650,)",
+    ),
+    "forged_number": (
+        "attack", "return update * -self._scale", "return -1.0",
+        "Mine.forge returns a float, but must return a Tensor of shape (650,)",
+    ),
+    "mean_of_batch": (
+        "metric", 'return {"mine": scores}', 'return {"mine": scores.mean()}',
+        "Mine.update returns a Tensor, but must return a Tensor of shape",
+    ),
+    "bare_number": (
+        "metric", 'return {"mine": self._sum / self._count}', "return 0.5",
+        "Mine.compute returns 0.5, but must return numbers by name",
+    ),
+    "no_metric": (
+        "metric", "return Mine()", "return None",
+        "build returns a NoneType, but must return a Metric",
+    ),
+    "short_gradient": (
+        "algorithm", "torch.neg(self._velocity, out=out)", "out.resize_(3)",
+        "Mine.central_gradient gives `out` the shape (3,), where it has (650,)",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RETURNS)
+def test_a_return_of_another_kind_is_named(name: str, tmp_path: Path, capsys: Capture) -> None:
+    kind, before, after, words = RETURNS[name]
+    path = new(kind, tmp_path / "own", (before, after))
+    row = str(tmp_path / "own" / "rows" / "mine.yaml")
+    assert main(["run", row, "--out", str(tmp_path / "run")]) == 2
+    said = capsys.readouterr().err
+    assert words in said
+    assert str(path) in said
+
+
 def test_a_plug_in_that_prints_leaves_json_alone(
     tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
