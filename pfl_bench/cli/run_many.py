@@ -173,6 +173,7 @@ def run_all(plans: Plans, arguments: argparse.Namespace, out: Path) -> Batch:
                 say(f"run {place} of {len(plans)}: {resolved.config.name}, seed {seed}")
             ended = attempt(_train, run_folder, resolved)
             if isinstance(ended, str):
+                ended = ended.removeprefix(f"{run_folder}: ")
                 # A reason that several runs have, such as data that are not there, is said once.
                 if ended not in failed.values():
                     _print_failure(run_folder, ended)

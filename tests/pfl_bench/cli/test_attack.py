@@ -55,6 +55,19 @@ def test_what_cannot_be_attacked_is_refused(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_reason_of_all_shadow_runs_is_told_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = row(tmp_path, "federated", **STRONG)
+    assert attack(source, tmp_path / "out", "loss", 3) == 0
+    arguments = [str(source), "--kind", "loss", "--shadows", "3", "--out", str(tmp_path / "out")]
+    capsys.readouterr()
+    assert main(["attack", *arguments, "federated.num_rounds=1"]) == 2
+    told = capsys.readouterr().err
+    assert told.count("num_rounds (") == 1
+    assert told.count("for one reason, see above") == 1
+
+
 def test_a_shadow_run_is_not_audited(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = row(tmp_path, "private_federated", **PRIVATE)
     assert main(["run", str(source), "federated.shadow=0", "--out", str(tmp_path / "run")]) == 0
