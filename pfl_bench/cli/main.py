@@ -50,12 +50,11 @@ _OTHER_ERRORS = {
 _LAST_LINES = 20
 # What PyTorch says of an operation that it refuses in a private run; its name comes before.
 _NONDETERMINISTIC = " does not have a deterministic implementation"
-_SMALLER = (
-    "end other programs, or use fewer federated.workers or smaller batches. Where a run was under "
-    "way, --resume goes on"
-)
+_SMALLER = "end other programs, or use fewer federated.workers or smaller batches"
 _ANOTHER = "mend this or name another file or folder"
-_GO_ON = "then go on with --resume where a run was under way"
+# Ends an error of the machine's, which strikes while a run is under way, or while there is none.
+_GO_ON = ". Where a run was under way, the same command goes on (pfl-bench run: with --resume)"
+_OF_RUNS = ("run", "table", "sweep", "attack")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -66,24 +65,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = build_parser()
     complete(parser)
     arguments = _parse(parser, argv)
-    if arguments.version:
-        from pfl_bench import __version__
-
-        print(__version__)
-        return EXIT_DONE
-    if arguments.command is None:
-        parser.print_help()
-        return EXIT_INPUT
     try:
-        has_json = getattr(arguments, "json", False)
-        with answer_alone() if has_json else contextlib.nullcontext(), told(arguments) as kept:
-            _add_plugin_folders(arguments)
-            announce(arguments)
-            check_is_there(arguments)
-            code = int(_imported(f"pfl_bench.cli.{arguments.module}").main(arguments))
-        if code != EXIT_DONE:
-            lines = kept.getvalue().splitlines(keepends=True)
-            print(*lines[-_LAST_LINES:], sep="", end="", file=sys.stderr)
+        code = _command(parser, arguments)
+        _flush()
         return code
     except KeyboardInterrupt:
         again = "with --resume goes on" if arguments.command == "run" else "begins or goes on"
@@ -98,10 +82,43 @@ def main(argv: Sequence[str] | None = None) -> int:
         if message is None:
             raise
         # Some messages begin with the command that they are about.
+        message = message if arguments.command in _OF_RUNS else message.removesuffix(_GO_ON)
         say(f"pfl-bench: {message.removeprefix('pfl-bench ')}")
+        with contextlib.suppress(OSError):
+            _flush()
         from pfl_bench.types import WorkerError
 
         return EXIT_FAILED if isinstance(error, WorkerError) else EXIT_INPUT
+
+
+def _command(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
+    if arguments.version:
+        from pfl_bench import __version__
+
+        print(__version__)
+        return EXIT_DONE
+    if arguments.command is None:
+        parser.print_help()
+        return EXIT_INPUT
+    has_json = getattr(arguments, "json", False)
+    with answer_alone() if has_json else contextlib.nullcontext(), told(arguments) as kept:
+        _add_plugin_folders(arguments)
+        announce(arguments)
+        check_is_there(arguments)
+        code = int(_imported(f"pfl_bench.cli.{arguments.module}").main(arguments))
+    if code != EXIT_DONE:
+        lines = kept.getvalue().splitlines(keepends=True)
+        print(*lines[-_LAST_LINES:], sep="", end="", file=sys.stderr)
+    return code
+
+
+def _flush() -> None:
+    """Write what was printed; if that fails, nobody writes it again as the interpreter ends."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+        raise
 
 
 def _imported(name: str) -> Any:
@@ -188,9 +205,9 @@ def explain(error: BaseException) -> str | None:
     if isinstance(error, ImportError) and "failed to map segment" in str(error):
         return f"memory ran out ({error}); allow more (ulimit -v)"
     if isinstance(error, MemoryError):
-        return f"memory ran out ({error or 'no more could be had'}); {_SMALLER}"
+        return f"memory ran out ({error or 'no more could be had'}); {_SMALLER}{_GO_ON}"
     if type(error).__name__ == "OutOfMemoryError":  # torch's, which may not be loaded
-        return f"the GPU's memory ran out ({str(error).splitlines()[0]}); {_SMALLER}"
+        return f"the GPU's memory ran out ({str(error).splitlines()[0]}); {_SMALLER}{_GO_ON}"
     if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop"):  # pathlib's
         return f"{error}: its links lead back to it; remove them, or name another file or folder"
     if isinstance(error, UnicodeEncodeError) and "surrogates" in error.reason:
@@ -203,16 +220,16 @@ def explain(error: BaseException) -> str | None:
         )
     where = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
     if isinstance(error, OSError) and error.errno in _OTHER_ERRORS:
-        return f"{where}{_OTHER_ERRORS[error.errno]}. Where a run was under way, --resume goes on"
+        return f"{where}{_OTHER_ERRORS[error.errno]}{_GO_ON}"
     if isinstance(error, OSError) and error.errno in _MACHINE_ERRORS:
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         mend = "free space or give another --out" if is_full else _ANOTHER
-        return f"{where}{_MACHINE_ERRORS[error.errno]}; {mend}, {_GO_ON}"
+        return f"{where}{_MACHINE_ERRORS[error.errno]}; {mend}{_GO_ON}"
     place = _plugin_place(error)
     if place is not None:
         return f"a plug-in failed: {place}; mend that file"
     if isinstance(error, OSError):
-        return f"{where}{error.strerror or error}; {_ANOTHER}, {_GO_ON}"
+        return f"{where}{error.strerror or error}; {_ANOTHER}{_GO_ON}"
     return None
 
 
