@@ -26,10 +26,10 @@ def add(
 
 
 def path_text(text: str) -> str:
-    """A path on the command line; an empty one, as of a variable that is not set, is none."""
+    """A path on the command line, ~ written out; an empty one, as of an unset variable, is none."""
     if not text.strip():
         raise argparse.ArgumentTypeError("is empty; give a path, or leave the option out")
-    return text
+    return os.path.expanduser(text)
 
 
 def add_out(

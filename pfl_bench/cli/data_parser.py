@@ -9,7 +9,7 @@ import re
 import textwrap
 from typing import TYPE_CHECKING, Any
 
-from pfl_bench.cli.arguments import Commands, add, add_json, add_out, add_overrides
+from pfl_bench.cli.arguments import Commands, add, add_json, add_out, add_overrides, path_text
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -25,7 +25,7 @@ def add_data(commands: Commands) -> None:
     prepare = actions.add_parser("prepare", help="raw public files -> store", add_help=False)
     _add_task(prepare, "PREPARE")
     add_overrides(prepare, "the task's options")
-    add(prepare, "--source DIR", required=True)
+    add(prepare, "--source DIR", required=True, type=path_text)
     add_out(prepare, None, "FILE.h5", required=True)
     add(prepare, "--force", "replace FILE.h5 if it exists")
     download = actions.add_parser("download", help="fetch the published files", add_help=False)
@@ -42,10 +42,10 @@ def add_data(commands: Commands) -> None:
     add_overrides(generate, "the task's options")
     add_out(generate, "folder to make", required=True)
     stats = actions.add_parser("stats", help="users, examples, skew of a store")
-    add(stats, "file FILE.h5")
+    add(stats, "file FILE.h5", type=path_text)
     add_overrides(stats, "the task's options")
     add(stats, "--json")
-    add(stats, "--plots DIR", "also draw them, as PNG files in DIR")
+    add(stats, "--plots DIR", "also draw them, as PNG files in DIR", type=path_text)
     traces = actions.add_parser("traces", help="devices of clients -> one file that opens fast")
     add(traces, "source", choices=("generated", "fedscale", "csv", "file"))
     add_overrides(traces, "the source's options")

@@ -100,7 +100,7 @@ def _add_rows(commands: Commands) -> None:
         *("devices", "aggregations", "compressions", "attacks", "engines", "trackers", "launchers"),
     )
     add(listing, "what", nargs="?", choices=names)
-    add(listing, "below FOLDER", "rows: of this folder alone", nargs="?")
+    add(listing, "below FOLDER", "rows: of this folder alone", nargs="?", type=path_text)
     add_json(listing)
     add_plugins(listing)
     copy = commands.add_parser("copy", help="write a bundled row to a file of your own")
@@ -163,7 +163,8 @@ def _add_privacy(commands: Commands) -> None:
             add(action, "--json")
         _add_privacy_setting(action)
     tuning = actions.add_parser("tuning", help="the price of choosing the best of several runs")
-    add(tuning, "--row ROW", "a private row; key=value changes its settings")
+    shown = "a private row; key=value changes its settings"
+    add(tuning, "--row ROW", shown, type=path_text)
     laws = ("poisson", "geometric", "truncated_negative_binomial")
     add(tuning, "--trials", "law of the number of runs (default: several of them)", choices=laws)
     add(tuning, "--mean N", "expected number of runs", type=float)
@@ -176,7 +177,7 @@ def _add_privacy(commands: Commands) -> None:
     add(tuning, "--json")
     _add_privacy_setting(tuning)
     explain = actions.add_parser("explain", help="a run's or a row's guarantee in plain words")
-    add(explain, "run RUN_DIR|ROW")
+    add(explain, "run RUN_DIR|ROW", type=path_text)
     add_overrides(explain, "wins over the row's file")
     add(explain, "--json")
     add_plugins(explain)
@@ -209,7 +210,7 @@ def _add_checks(commands: Commands) -> None:
     add(audit, "run RUN_DIR", type=path_text)
     shown = "also bound epsilon of a search over K such runs (default 10)"
     add(audit, "--tuned-runs K", shown, type=int, default=10)
-    add(audit, "--data FILE", "the data, where they have moved")
+    add(audit, "--data FILE", "the data, where they have moved", type=path_text)
     add(
         audit,
         "--recompute",
@@ -248,12 +249,12 @@ def _add_checks(commands: Commands) -> None:
 
 def _add_pages(commands: Commands) -> None:
     report = commands.add_parser("report", help="one self-contained page of run folders")
-    add(report, "runs RUN_DIR", "run folders, or folders of such", nargs="+")
+    add(report, "runs RUN_DIR", "run folders, or folders of such", nargs="+", type=path_text)
     add_out(report, None, "FILE.html", default="report.html")
     add(report, "--figures DIR", "also each figure for a paper: SVG and PDF", type=path_text)
     add(report, "--force", "replace FILE.html if it exists")
     board = commands.add_parser("leaderboard", help="all rows of run folders by data, ranked")
-    add(board, "folders FOLDER", "run folders, or folders of such", nargs="+")
+    add(board, "folders FOLDER", "run folders, or folders of such", nargs="+", type=path_text)
     shown = "the page; FILE.json beside it has all its numbers"
     add_out(board, shown, "FILE.html", default="leaderboard.html")
     add(board, "--audit", "audit private runs here, whatever audits their folders hold")
