@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import re
@@ -105,8 +106,9 @@ class RunFolder:
         except OSError as error:
             is_file = isinstance(error, FileExistsError | NotADirectoryError)
             why = "a file has this name, or part of it" if is_file else error.strerror
+            other = "a shorter name" if error.errno == errno.ENAMETOOLONG else "another"
             raise RunFolderError(
-                f"{self.path}: this run folder cannot be written ({why}); give another with --out"
+                f"{self.path}: this run folder cannot be written ({why}); give {other} with --out"
             ) from None
         self._remove_leftovers()
         return self
@@ -225,10 +227,10 @@ class RunFolder:
 
     def _differences(self, recorded: Path, resolved: ResolvedConfig) -> list[str]:
         try:
-            before = read_yaml(recorded)
+            before = with_defaults(read_yaml(recorded))
         except ConfigError as error:
-            raise RunFolderError(f"{recorded}: damaged: {error}") from None
-        found = tree_differences(with_defaults(before), resolved.tree, NOT_COMPARED)
+            raise RunFolderError(str(error)) from None
+        found = tree_differences(before, resolved.tree, NOT_COMPARED)
         return [f"{key} ({old!r} -> {new!r})" for key, old, new in found]
 
     def check_environment(self, now: dict[str, Any]) -> list[str]:
