@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import math
 import os
 import re
+import shutil
 import stat
 import zipfile
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
@@ -69,6 +71,20 @@ def write_atomically(path: Path, content: bytes | str | Callable[[BinaryIO], obj
         partial.unlink(missing_ok=True)
         raise
     synchronise_folder(path.parent)
+
+
+@contextlib.contextmanager
+def whole_folder(folder: Path | None) -> Iterator[None]:
+    """Make a folder, if one is named; remove it if it is new and what is written there fails."""
+    is_new = folder is not None and not folder.exists()
+    try:
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except BaseException:
+        if folder is not None and is_new:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def given_path(path: str | os.PathLike[str], argument: str) -> Path:

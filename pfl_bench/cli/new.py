@@ -12,7 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from pfl_bench import plugins
 from pfl_bench.cli.speech import say, write
-from pfl_bench.files import write_atomically
+from pfl_bench.files import whole_folder, write_atomically
 from pfl_bench.types import ConfigError
 
 _TEMPLATES = Path(__file__).resolve().parent / "templates"
@@ -85,11 +85,12 @@ def main(arguments: argparse.Namespace) -> int:
             f"{', '.join(there)}: exists, and is not overwritten; give another NAME, or another "
             "folder with --out"
         )
-    for path, text in texts.items():
-        if not (home / path).exists():
-            (home / path).parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(home / path, text)
-            say(str(home / path))
+    with whole_folder(home):
+        for path, text in texts.items():
+            if not (home / path).exists():
+                (home / path).parent.mkdir(parents=True, exist_ok=True)
+                write_atomically(home / path, text)
+                say(str(home / path))
     if "pyproject.toml" in kept:
         write(f"{home / 'pyproject.toml'} is kept. For an installed package, add there:")
         write(_entry_points(kind, name, package))

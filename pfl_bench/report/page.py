@@ -10,7 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from pfl_bench.files import write_atomically
+from pfl_bench.files import whole_folder, write_atomically
 from pfl_bench.report import curves, panels
 from pfl_bench.report.audit import audits
 from pfl_bench.report.costs import budget_table, clock_table, cost_table
@@ -60,11 +60,6 @@ def write_page(
     every = [run for group in groups.values() for run in group]
     learning, clients = panels.learning_panels(groups), panels.client_panels(groups)
     boxes, devices = panels.box_panels(groups), system_panels(groups)
-    if save_to is not None:
-        parts: list[Sequence[curves.Panel]] = [figure.panels for figure in figures]
-        parts += [part.panels for part in learning.values()]
-        parts += [clients, boxes, *(part for _, part in devices)]
-        _save_figures([panel for part in parts for panel in part], save_to)
     page = fill(
         "page.html",
         title=_title(runs),
@@ -90,8 +85,14 @@ def write_page(
         library=_asset("vendor/uPlot.iife.min.js"),
         licence=_asset("vendor/LICENSE-uPlot.txt"),
     )
+    parts: list[Sequence[curves.Panel]] = [figure.panels for figure in figures]
+    parts += [part.panels for part in learning.values()]
+    parts += [clients, boxes, *(part for _, part in devices)]
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(out, page)
+    with whole_folder(save_to):
+        if save_to is not None:
+            _save_figures([panel for part in parts for panel in part], save_to)
+        write_atomically(out, page)
     return out
 
 
@@ -124,7 +125,6 @@ def _of_bands(shown: Sequence[curves.Panel]) -> list[str]:
 
 def _save_figures(shown: Sequence[curves.Panel], folder: Path) -> None:
     """Write each picture for a paper, numbered in the page's order."""
-    folder.mkdir(parents=True, exist_ok=True)
     for number, panel in enumerate(shown, start=1):
         words = re.sub(r"[^A-Za-z0-9.]+", "-", panel.title).strip("-.")[:60].strip("-.")
         # A page has the title above; bands name their row in it.

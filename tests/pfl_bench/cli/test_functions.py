@@ -84,7 +84,9 @@ def test_results_of_a_table_are_a_frame_with_verdicts(run: Path) -> None:
     assert repr(TableResult()) == "TableResult()"
 
 
-def test_a_page_and_a_leaderboard_are_written(run: Path, tmp_path: Path) -> None:
+def test_a_page_and_a_leaderboard_are_written(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     page = pfl_bench.write_report([run], tmp_path / "page.html", figures=tmp_path / "figures")
     assert "demo-private-federated" in page.read_text(encoding="utf-8")
     assert list((tmp_path / "figures").glob("*.svg"))
@@ -100,6 +102,10 @@ def test_a_page_and_a_leaderboard_are_written(run: Path, tmp_path: Path) -> None
         with pytest.raises(UserInputError, match="force=True"):
             call()
     assert pfl_bench.write_report(run, page, force=True) == page
+    monkeypatch.setattr("pfl_bench.report.page.write_atomically", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        pfl_bench.write_report(run, tmp_path / "other.html", figures=tmp_path / "more")
+    assert not (tmp_path / "more").exists()
 
 
 def test_what_is_no_run_or_path_is_refused(run: Path, tmp_path: Path) -> None:

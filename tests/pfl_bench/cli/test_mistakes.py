@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
@@ -217,6 +219,54 @@ def test_a_closed_output(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> No
     assert main(["list", "tables"]) == 0
     sys.stdout.close()
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("command", ["--version", "list tables"])
+@pytest.mark.parametrize("buffered", ["", "1"])
+def test_a_full_output(command: str, buffered: str) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "pfl_bench", *command.split()], stdout=full, check=False,
+            stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONUNBUFFERED": buffered},
+        )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr == (
+        "pfl-bench: no space is left on the device; free space or give another --out\n"
+    )
+
+
+def test_a_home_folder_and_a_name_too_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert main(["copy", "demo/federated.yaml", "~/row.yaml"]) == 0
+    row = tmp_path / "row.yaml"
+    assert row.is_file()
+    for words in ("run", "data stats", "report", "leaderboard", "privacy explain", "list rows"):
+        assert f"{tmp_path}/no" in said([*words.split(), "~/no"], capsys)
+    long = said(["run", str(row), "--out", f"{tmp_path}/new/{300 * 'x'}"], capsys)
+    assert "give a shorter name with --out" in long
+
+
+def test_a_configuration_that_cannot_be_read_is_not_called_damaged(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    (tmp_path / "config.yaml").mkdir()
+    told = said(["run", "demo/federated", "--out", str(tmp_path), "--resume"], capsys)
+    assert "damaged" not in told
+    assert "cannot be read: it is no regular file" in told
+
+
+def test_a_plugin_that_does_not_fit_on_the_disk_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    def fail(path: Path, text: str) -> None:
+        raise OSError(errno.ENOSPC, "text", str(path))
+
+    monkeypatch.setattr("pfl_bench.cli.new.write_atomically", fail)
+    told = said(["new", "metric", "mine", "--out", str(tmp_path / "mine")], capsys)
+    assert "free space" in told
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(("number", "has_space"), [(errno.EACCES, False), (errno.ENOSPC, True)])
