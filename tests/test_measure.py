@@ -7,11 +7,13 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
+from tests import warm
 from tests.docs.following import script
 from tests.helpers import REPOSITORY
 
@@ -28,6 +30,16 @@ def checkout(tmp_path: Path) -> Path:
     return place
 
 
+@pytest.fixture
+def warm_commands(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Commands are processes of their own, but have their libraries imported."""
+    warm.ensure_running()
+    with warm.command() as python:
+        monkeypatch.setattr(sys, "executable", python)
+        yield
+        monkeypatch.undo()
+
+
 def queue(folder: Path, **changes: object) -> Path:
     entry = {"rows": ["demo/private_federated.yaml"], "seeds": 1, "into": "new.json", **changes}
     path = folder / "queue.yaml"
@@ -37,7 +49,10 @@ def queue(folder: Path, **changes: object) -> Path:
 
 @pytest.mark.slow
 def test_finished_runs_are_audited_and_recorded_once(
-    checkout: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    checkout: Path,
+    warm_commands: None,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     # The page is written three times: here of two sections.
     for path in (checkout / "docs/results").iterdir():
