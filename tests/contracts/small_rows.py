@@ -104,8 +104,8 @@ def shortened(tree: dict[str, Any], small: dict[str, Path]) -> list[str]:
     if tree["systems"] is not None:
         overrides.append("systems.source={name: generated}")
     if task["name"] in SLOW or tree["model"]["name"].startswith(LARGE):
-        # Four clients of a large model show what twelve do, in a third of the time.
-        cohort = 4
+        # Two clients of a large model show what twelve do, in a sixth of the time.
+        cohort = 2
     return [*overrides, *_trained_once(tree, users, cohort)]
 
 

@@ -181,7 +181,7 @@ def write_shakespeare(path: Path) -> None:
     }
     letters = [chr(ord("0") + index) for index in range(80)]
     names = {"play": ["All's Well", "Hamlet"], "characters": letters}
-    _write_leaf(path, "shakespeare", 80, (80,), fields, names, {})
+    _write_leaf(path, "shakespeare", 80, (80,), fields, names, {}, examples=2)
 
 
 def write_sent140(path: Path) -> None:
@@ -206,7 +206,7 @@ def write_openimage(path: Path) -> None:
     """Pictures of 32 x 24 pixels, of four things."""
     fields = {"image": FieldSpec("uint8", ragged=True), "targets": FieldSpec("uint16")}
     names = {"targets": ["Ball", "Kite", "Ring", "Tent"]}
-    _write_leaf(path, "openimage", 4, (3, 256, 256), fields, names, {})
+    _write_leaf(path, "openimage", 4, (3, 256, 256), fields, names, {}, examples=2)
 
 
 def write_google_speech(path: Path) -> None:
@@ -227,8 +227,8 @@ def write_google_speech(path: Path) -> None:
         writer.set_names("targets", WORDS)
         for user in range(LEAF_USERS):
             for split in SPLITS:
-                audio = rng.integers(-9000, 9000, (4, 8000)).astype(np.int16)
-                targets = rng.integers(0, len(WORDS), 4).astype(np.uint16)
+                audio = rng.integers(-9000, 9000, (2, 8000)).astype(np.int16)
+                targets = rng.integers(0, len(WORDS), 2).astype(np.uint16)
                 writer.append(split, f"user-{user:02d}", audio=list(audio), targets=targets)
 
 
