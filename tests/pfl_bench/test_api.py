@@ -223,9 +223,7 @@ def test_a_script_that_its_workers_would_run_again_is_told_so(tmp_path: Path) ->
         " federated__workers=2)\n"
         "pfl_bench.run_row(row, out='out')\n"
     )
-    ran = subprocess.run(
-        [sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=300
-    )
+    ran = warm.python("-m", "script", cwd=tmp_path)
     assert ran.returncode == 1
     assert "ConfigError: this worker process imports the script" in ran.stderr
     assert "worker 1 (process" in ran.stderr
