@@ -41,6 +41,21 @@ def _own_digest_of_code() -> Iterator[None]:
     machine._digest_of_code.cache_clear()
 
 
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Callable[[ResolvedConfig], Path]:
+    """Folders of sound runs, each trained when it is first asked for; audited, not changed."""
+    folders: dict[str, Path] = {}
+
+    def find(config: ResolvedConfig) -> Path:
+        key = config.to_yaml()
+        if key not in folders:
+            folders[key] = tmp_path_factory.mktemp("sound") / "run"
+            run(config, folders[key])
+        return folders[key]
+
+    return find
+
+
 def seed_without_data(patch: Patch) -> None:
     real = private_seed.value_of
 
@@ -187,13 +202,14 @@ IN_BETWEEN = {
 def test_it_is_found_by_the_code_that_has_it(
     tmp_path: Path,
     monkeypatch: Patch,
+    sound: Callable[[ResolvedConfig], Path],
     plant: Callable[[Patch], None],
     changes: dict[str, Any],
     named: str,
 ) -> None:
     settings = {"privacy__nonce": None, "federated__num_rounds": 3, **changes}
     config = make_config("private_federated", **settings)
-    run(config, tmp_path / "sound")
+    trained = sound(config)
     plant(monkeypatch)
     machine._digest_of_code.cache_clear()
     run(config, tmp_path / "broken")
@@ -202,4 +218,4 @@ def test_it_is_found_by_the_code_that_has_it(
     assert failed == {named}
     monkeypatch.undo()
     machine._digest_of_code.cache_clear()
-    assert audit_run(tmp_path / "sound", 1, recompute="all").num_failed == 0
+    assert audit_run(trained, 1, recompute="all").num_failed == 0
