@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -98,18 +99,23 @@ def write_page(
 
 def fill(template: str, **values: Any) -> str:
     """Fill in a template of this package; it has the styles and the script of all pages."""
+    styles = _asset("vendor/uPlot.min.css") + _asset("report.css")
+    shown = _environment().get_template(template)
+    return shown.render(styles=styles, script=_asset("report.js"), **values)
+
+
+@cache
+def _environment() -> Any:
+    """jinja2's, which keeps the templates that it has compiled."""
     import jinja2
 
-    environment = jinja2.Environment(
+    return jinja2.Environment(
         loader=jinja2.PackageLoader("pfl_bench.report", package_path=""),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    styles = _asset("vendor/uPlot.min.css") + _asset("report.css")
-    shown = environment.get_template(template)
-    return shown.render(styles=styles, script=_asset("report.js"), **values)
 
 
 def _asset(name: str) -> str:
