@@ -226,11 +226,7 @@ class RunFolder:
         ]
 
     def _differences(self, recorded: Path, resolved: ResolvedConfig) -> list[str]:
-        try:
-            before = with_defaults(read_yaml(recorded))
-        except ConfigError as error:
-            raise RunFolderError(str(error)) from None
-        found = tree_differences(before, resolved.tree, NOT_COMPARED)
+        found = tree_differences(with_defaults(read_yaml(recorded)), resolved.tree, NOT_COMPARED)
         return [f"{key} ({old!r} -> {new!r})" for key, old, new in found]
 
     def check_environment(self, now: dict[str, Any]) -> list[str]:
