@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pfl_bench.files import whole_folder, write_atomically
 from pfl_bench.report import curves, panels
@@ -25,6 +25,9 @@ from pfl_bench.report.systems import system_panels
 from pfl_bench.report.words import StatementWords, describe
 from pfl_bench.runs.rows import RowResult, rows_of
 from pfl_bench.types import ExpectedResult, RunFolderError
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 
 def write_report(run_dirs: Sequence[Path], out: Path, save_to: Path | None = None) -> Path:
@@ -105,7 +108,7 @@ def fill(template: str, **values: Any) -> str:
 
 
 @cache
-def _environment() -> Any:
+def _environment() -> Environment:
     """jinja2's, which keeps the templates that it has compiled."""
     import jinja2
 
