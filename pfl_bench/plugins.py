@@ -205,7 +205,7 @@ def module_of(kind: PluginKind, name: str) -> str:
     Raises:
         PluginError: There is none of that name (with the nearest one), or several places have one.
     """
-    places = sorted({module for _, module in _modules(kind, name)})
+    places = sorted({module for found, module in _modules(kind) if found == name})
     if len(places) > 1:
         # One file that is found twice: in a folder, and as part of an installed package.
         files = {os.path.realpath(_file_of(place)): place for place in reversed(places)}
@@ -288,17 +288,17 @@ def checked(built: object, base: type[_Base], kind: PluginKind, name: str) -> _B
     return built
 
 
-def _modules(kind: PluginKind, only: str | None = None) -> Iterator[tuple[str, str]]:
-    """Name and dotted module of each plug-in of a kind, wherever it is; or of one name alone."""
+def _modules(kind: PluginKind) -> Iterator[tuple[str, str]]:
+    """Name and dotted module of each plug-in of a kind, wherever it is."""
     spec = importlib.util.find_spec(kind.package)
     folders = [] if spec is None else list(spec.submodule_search_locations or [])
-    yield from _in_folders(kind, kind.package, folders, only)
+    yield from _in_folders(kind, kind.package, folders)
     if kind.group is None:
         return
     own = [os.path.join(folder, kind.group) for folder in __path__]
-    yield from _in_folders(kind, f"{__name__}.{kind.group}", own, only)
+    yield from _in_folders(kind, f"{__name__}.{kind.group}", own)
     for name, module, _ in _entry_points()[kind]:
-        if only in (None, name) and (kind.module is None or _may_be_there(module)):
+        if kind.module is None or _may_be_there(module):
             yield name, module
 
 
@@ -310,25 +310,16 @@ def _may_be_there(module: str) -> bool:
         return True
 
 
-def _in_folders(
-    kind: PluginKind, package: str, folders: list[str], only: str | None = None
-) -> Iterator[tuple[str, str]]:
-    for folder in folders:
-        try:
-            entries = os.listdir(folder)
-        except OSError:
-            continue
+def _in_folders(kind: PluginKind, package: str, folders: list[str]) -> Iterator[tuple[str, str]]:
+    for folder in map(Path, folders):
         if kind.module is None:
-            names = [entry[:-3] for entry in entries if entry[-3:] == ".py" and entry[0] != "_"]
-            inner, ending = "", ".py"
+            for path in folder.glob("*.py"):
+                if not path.stem.startswith("_") and path.is_file():
+                    yield path.stem, f"{package}.{path.stem}"
         else:
-            names, inner, ending = entries, f".{kind.module}", f"/{kind.module}.py"
-        if only is not None:
-            # Rows name a dozen plug-ins: files of others are not looked at.
-            names = [name for name in names if name == only]
-        for name in names:
-            if os.path.isfile(f"{folder}/{name}{ending}"):
-                yield name, f"{package}.{name}{inner}"
+            for path in folder.glob(f"*/{kind.module}.py"):
+                if path.is_file():
+                    yield path.parent.name, f"{package}.{path.parent.name}.{kind.module}"
 
 
 @cache
