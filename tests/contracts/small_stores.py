@@ -181,7 +181,7 @@ def write_shakespeare(path: Path) -> None:
     }
     letters = [chr(ord("0") + index) for index in range(80)]
     names = {"play": ["All's Well", "Hamlet"], "characters": letters}
-    _write_leaf(path, "shakespeare", 80, (80,), fields, names, {}, examples=2)
+    _write_leaf(path, "shakespeare", 80, (80,), fields, names, {})
 
 
 def write_sent140(path: Path) -> None:
