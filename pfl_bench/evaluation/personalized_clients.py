@@ -12,11 +12,11 @@ from pfl_bench.rng import Purpose, stream
 from pfl_bench.types import ConfigError, FederatedSplit, PersonalModels, Task
 
 
-class PersonalizedClients:
-    """Clients that have models of their own, and which users of any split they are.
+class PersonalizedModels:
+    """Base of what gives evaluation models of the clients' own.
 
-    ``users``, shape (C,), are ascending indices into the training split: all users, or
-    ``num_clients`` drawn by the run's seed. ``notice`` is told of users of evaluated splits who
+    The clients, ``_users`` of shape (C,), are ascending indices into the training split: all users,
+    or ``num_clients`` drawn by the run's seed. ``notice`` is told of users of evaluated splits who
     have no model. ConfigError, which names the trainer's section, if the data do not fit: splits
     must divide each user's examples.
     """
@@ -37,7 +37,7 @@ class PersonalizedClients:
                 "evaluation.adaptation"
             )
         train = task.split("train")
-        self.users: NDArray[np.int64] = np.arange(train.num_users)
+        self._users: NDArray[np.int64] = np.arange(train.num_users)
         if num_clients is not None:
             if num_clients > train.num_users:
                 raise ConfigError(
@@ -45,14 +45,14 @@ class PersonalizedClients:
                     "training users; lower it, or leave it out for all"
                 )
             rng = stream(config.seed, Purpose.PERSONAL)
-            self.users = np.sort(rng.choice(train.num_users, num_clients, replace=False))
+            self._users = np.sort(rng.choice(train.num_users, num_clients, replace=False))
         ids = train.client_ids()
-        self._place_of = {ids[user]: place for place, user in enumerate(self.users.tolist())}
+        self._place_of = {ids[user]: place for place, user in enumerate(self._users.tolist())}
         self._places: dict[str, NDArray[np.int64]] = {}
         evaluated = [*config.evaluation.splits, *config.evaluation.final_splits]
         for name in dict.fromkeys(evaluated):
             split = task.split(name)
-            without = int((self.places(split) < 0).sum())
+            without = int((self._places_of(split) < 0).sum())
             if without == split.num_users:
                 raise ConfigError(
                     f"{section}: no client of split '{name}' has training examples, so none has a "
@@ -64,19 +64,12 @@ class PersonalizedClients:
                     "their own (no training examples, or not drawn) and are left out"
                 )
 
-    def places(self, split: FederatedSplit) -> NDArray[np.int64]:
-        """Place of each user of a split in ``users`` by client id, shape (num_users,); or -1."""
+    def _places_of(self, split: FederatedSplit) -> NDArray[np.int64]:
+        """Place of each user of a split in ``_users`` by client id, shape (num_users,); or -1."""
         if split.name not in self._places:
             found = (self._place_of.get(name, -1) for name in split.client_ids())
             self._places[split.name] = np.fromiter(found, dtype=np.int64, count=split.num_users)
         return self._places[split.name]
-
-
-class PersonalizedModels:
-    """Base of what gives evaluation models of the clients' own."""
-
-    def __init__(self, clients: PersonalizedClients) -> None:
-        self._clients = clients
 
     @property
     def personal(self) -> PersonalModels:
@@ -84,7 +77,7 @@ class PersonalizedModels:
         return self
 
     def _put_model(self, place: int) -> None:
-        """Put the model of the client at a place among ``clients`` into the working memory."""
+        """Put the model of the client at a place among ``_users`` into the working memory."""
         raise NotImplementedError
 
     def personalise(self, split: FederatedSplit, user: int) -> NDArray[np.int64]:
@@ -92,7 +85,7 @@ class PersonalizedModels:
 
         Gives all positions of the user's examples, shape (n,); none if the user is no client.
         """
-        place = int(self._clients.places(split)[user])
+        place = int(self._places_of(split)[user])
         if place < 0:
             return np.arange(0)
         self._put_model(place)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pfl_bench.client.engines import sequential
-from pfl_bench.evaluation.personalized_clients import PersonalizedClients, PersonalizedModels
+from pfl_bench.evaluation.personalized_clients import PersonalizedModels
 from pfl_bench.federated.parts import FederatedParts
 from pfl_bench.types import LocalResult
 
@@ -70,9 +70,7 @@ class KeptModels(PersonalizedModels):
         self._algorithm = parts.algorithm
         self._model = parts.model
         section = parts.name_of("algorithm")
-        super().__init__(
-            PersonalizedClients(parts.resolved.config, section, parts.task, None, notice)
-        )
+        super().__init__(parts.resolved.config, section, parts.task, None, notice)
         self._central = torch.zeros(0)
 
     def begin(self) -> None:

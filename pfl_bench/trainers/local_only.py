@@ -24,7 +24,7 @@ from torch import Tensor
 from pfl_bench.client.forward import Forward
 from pfl_bench.client.precision import new_loss_sum
 from pfl_bench.evaluation.fine_tuning import Batch, take_steps
-from pfl_bench.evaluation.personalized_clients import PersonalizedClients, PersonalizedModels
+from pfl_bench.evaluation.personalized_clients import PersonalizedModels
 from pfl_bench.evaluation.splits import measured_names
 from pfl_bench.federated.parts import RunParts
 from pfl_bench.metrics import build_metrics
@@ -64,8 +64,7 @@ class LocalTrainer(PersonalizedModels, Trainer):
         assert options is not None, "a trainer of local models needs the section 'local'"
         self._options = options
         self._seed = resolved.config.seed
-        clients = PersonalizedClients(resolved.config, "local", task, options.num_clients, notice)
-        super().__init__(clients)
+        super().__init__(resolved.config, "local", task, options.num_clients, notice)
         self._notice = notice
         self._train = task.split("train")
         self._val = task.split("val") if "val" in task.split_names else None
@@ -84,7 +83,7 @@ class LocalTrainer(PersonalizedModels, Trainer):
         self._judge = ClientModelSelector(self._forward, task, options.select_by, batch_size)
         self._initial = model.vector.clone()
         self._buffers = model.buffers()
-        count = len(self._clients.users)
+        count = len(self._users)
         self.total = math.ceil(count / options.clients_per_round)
         self._rate = torch.full((count,), UNTRAINED)
         self._epoch = torch.zeros(count, dtype=torch.int64)
@@ -100,7 +99,7 @@ class LocalTrainer(PersonalizedModels, Trainer):
 
     def expected_work(self) -> ExpectedWork:
         """Every client's passes over its examples, at each rate of the grid."""
-        sizes = np.diff(self._train.offsets)[self._clients.users]
+        sizes = np.diff(self._train.offsets)[self._users]
         options = self._options
         passes = options.num_epochs * len(options.learning_rates)
         steps = float(passes * np.ceil(sizes / options.batch_size).sum())
@@ -108,9 +107,9 @@ class LocalTrainer(PersonalizedModels, Trainer):
         return ExpectedWork(options.clients_per_round, len(sizes), steps, examples, None, 0.0, 0.0)
 
     def _find_val_users(self) -> NDArray[np.int64]:
-        found = np.full(len(self._clients.users), -1)
+        found = np.full(len(self._users), -1)
         if self._val is not None:
-            places = self._clients.places(self._val)
+            places = self._places_of(self._val)
             found[places[places >= 0]] = np.flatnonzero(places >= 0)
         return found
 
@@ -132,7 +131,7 @@ class LocalTrainer(PersonalizedModels, Trainer):
         lost = [place for place in places if self._rate[place] == DIVERGED]
         if lost:
             ids = self._train.client_ids()
-            names = ", ".join(f"'{ids[self._clients.users[place]]}'" for place in lost[:10])
+            names = ", ".join(f"'{ids[self._users[place]]}'" for place in lost[:10])
             names += f" and {len(lost) - 10} others" if len(lost) > 10 else ""
             self._notice(
                 f"round {index}: at every rate the loss of {len(lost)} clients was not finite "
@@ -158,7 +157,7 @@ class LocalTrainer(PersonalizedModels, Trainer):
         return scalars
 
     def _read(self, place: int) -> _Client:
-        user, val_user = int(self._clients.users[place]), int(self._val_user[place])
+        user, val_user = int(self._users[place]), int(self._val_user[place])
         rng = stream(self._seed, Purpose.AUGMENTATION, 0, user)
         train = self._to_device(self._train.read_user(user, rng))
         judge = train

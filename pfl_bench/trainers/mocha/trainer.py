@@ -26,7 +26,7 @@ from torch import Tensor
 from pfl_bench.client.flat_model import FlatModel
 from pfl_bench.client.forward import Forward
 from pfl_bench.config.training import MultitaskOptions
-from pfl_bench.evaluation.personalized_clients import PersonalizedClients, PersonalizedModels
+from pfl_bench.evaluation.personalized_clients import PersonalizedModels
 from pfl_bench.federated.parts import RunParts
 from pfl_bench.rng import Purpose, stream
 from pfl_bench.trainers.mocha.dual import (
@@ -62,11 +62,8 @@ class MultitaskTrainer(PersonalizedModels, Trainer):
         self._options = options
         self._seed = resolved.config.seed
         self.total = options.num_rounds
-        clients = PersonalizedClients(
-            resolved.config, "multitask", task, options.num_clients, notice
-        )
-        super().__init__(clients)
-        count = len(self._clients.users)
+        super().__init__(resolved.config, "multitask", task, options.num_clients, notice)
+        count = len(self._users)
         if count > MAX_CLIENTS:
             raise ConfigError(
                 f"multitask: the relationship of {count} clients is a matrix of {count} x {count}, "
@@ -77,10 +74,10 @@ class MultitaskTrainer(PersonalizedModels, Trainer):
         self._forward = parts.forward
         self._model = model
         self._linear = LinearLayer(model)
-        first = int(self._train.offsets[self._clients.users[0]])
+        first = int(self._train.offsets[self._users[0]])
         self._linear.check(self._forward, self._train.read_range(first, first + 1))
         self._loss = LOSSES[options.loss]
-        sizes = np.diff(self._train.offsets)[self._clients.users]
+        sizes = np.diff(self._train.offsets)[self._users]
         self._offsets = np.concatenate([[0], np.cumsum(sizes)])
         num_classes, width = self._linear.num_classes, self._linear.width
         self._duals = np.zeros((int(self._offsets[-1]), num_classes))
@@ -104,7 +101,7 @@ class MultitaskTrainer(PersonalizedModels, Trainer):
         The objective and the duality gap are of its end, before the relationship moves on, which it
         does after ``relationship_every`` rounds.
         """
-        options, count = self._options, len(self._clients.users)
+        options, count = self._options, len(self._users)
         rng = stream(self._seed, Purpose.SAMPLING, index)
         taking_part = np.flatnonzero(rng.random(count) < options.participation)
         steps = 0
@@ -141,7 +138,7 @@ class MultitaskTrainer(PersonalizedModels, Trainer):
         """The coordinate steps of the clients that take part, an example each."""
         options = self._options
         rounds = options.num_rounds * options.participation
-        count = len(self._clients.users)
+        count = len(self._users)
         steps = rounds * options.local_epochs * float(self._offsets[-1])
         sent = self._bytes(rounds * count)
         return ExpectedWork(count, rounds * count, steps, steps, self._flops(steps), sent, sent)
@@ -169,7 +166,7 @@ class MultitaskTrainer(PersonalizedModels, Trainer):
     def _improve(self, place: int, index: int) -> int:
         """A client's local dual ascent; gives the number of its coordinate steps."""
         features, signs = self._read(place)
-        rng = stream(self._seed, Purpose.LOCAL_TRAINING, index, int(self._clients.users[place]))
+        rng = stream(self._seed, Purpose.LOCAL_TRAINING, index, int(self._users[place]))
         passes = [rng.permutation(len(features)) for _ in range(self._options.local_epochs)]
         scale = self._sigma_prime * self._relationship[place, place] / self._options.regularization
         model = self._models[place].reshape(self._linear.width, -1)
@@ -181,7 +178,7 @@ class MultitaskTrainer(PersonalizedModels, Trainer):
 
     def _read(self, place: int) -> tuple[Array, Array]:
         """A client's features, with a one for the bias, and signs."""
-        user = int(self._clients.users[place])
+        user = int(self._users[place])
         offsets = self._train.offsets
         examples = self._train.read_range(int(offsets[user]), int(offsets[user + 1]))
         inputs = self._forward.prepare(examples.inputs.to(self._model.device), None)
@@ -195,7 +192,7 @@ class MultitaskTrainer(PersonalizedModels, Trainer):
     def _objectives(self) -> tuple[float, float, float]:
         """Primal and dual objective, and the mean loss of an example."""
         losses = 0.0
-        for place in range(len(self._clients.users)):
+        for place in range(len(self._users)):
             features, signs = self._read(place)
             model = self._models[place].reshape(self._linear.width, -1)
             losses += float(self._loss.value(signs * (features @ model)).sum())
