@@ -170,6 +170,4 @@ class AdaptiveGaussian(FreshGaussian):
         self._clip_norm = clip_norm
 
 
-def build(options: Options, noise: NoiseScale) -> AdaptiveGaussian:
-    """Build the mechanism; count noise that is too small for the multiplier is refused."""
-    return AdaptiveGaussian(options, noise)
+build = AdaptiveGaussian

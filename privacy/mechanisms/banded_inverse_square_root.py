@@ -103,6 +103,4 @@ class BandedInverseSquareRoot(ToeplitzSum):
         return min(rounds, self._bands - 1)
 
 
-def build(options: Options, noise: NoiseScale) -> BandedInverseSquareRoot:
-    """Build the mechanism; more bands than planned rounds are refused."""
-    return BandedInverseSquareRoot(options, noise)
+build = BandedInverseSquareRoot

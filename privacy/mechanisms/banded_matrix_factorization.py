@@ -134,6 +134,4 @@ class BandedMatrixFactorization(BandedSum):
         return {"coefficients": self._weights()}
 
 
-def build(options: Options, noise: NoiseScale) -> BandedMatrixFactorization:
-    """Build the mechanism; more bands than planned rounds are refused."""
-    return BandedMatrixFactorization(options, noise)
+build = BandedMatrixFactorization

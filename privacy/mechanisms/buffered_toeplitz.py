@@ -95,6 +95,4 @@ class BufferedToeplitz(ToeplitzSum):
         return {"strategy": {"first": strategy.first, **columns}}
 
 
-def build(options: Options, noise: NoiseScale) -> BufferedToeplitz:
-    """Build the mechanism."""
-    return BufferedToeplitz(options, noise)
+build = BufferedToeplitz

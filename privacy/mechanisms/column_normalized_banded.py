@@ -112,6 +112,4 @@ class ColumnNormalizedBanded(BandedSum):
         return {"columns": torch.from_numpy(self.columns.copy())}
 
 
-def build(options: Options, noise: NoiseScale) -> ColumnNormalizedBanded:
-    """Build the mechanism; more bands than planned rounds are refused."""
-    return ColumnNormalizedBanded(options, noise)
+build = ColumnNormalizedBanded

@@ -136,6 +136,4 @@ class TreeAggregation(CorrelatedSum):
         return ((rounds - 1) % size + 1 if rounds else 0).bit_count()
 
 
-def build(options: Options, noise: NoiseScale) -> TreeAggregation:
-    """Build the mechanism; restarts that would come after the planned rounds are refused."""
-    return TreeAggregation(options, noise)
+build = TreeAggregation
