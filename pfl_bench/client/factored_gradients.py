@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
 from typing import Any, cast
 
 import torch
@@ -113,12 +112,7 @@ class FactoredGradients:
             cast("GivesFactoredGradients", asked).keep_factors = keep
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         """Put the layers' own forward passes back."""
         for layer, _ in self._linear:
             del layer.forward, layer.keep_factors

@@ -60,7 +60,12 @@ def count_classes(scores: Scores, thresholds: NDArray[np.float32]) -> ClassCount
         wanted = torch.from_numpy(values[mine]).to(rows.device)
         at_least[mine] = _count_at_least(rows, row, wanted).cpu().numpy()
     average = _average_precision(classes, values, at_least, num_positives)
-    hits = _positives_above(classes, values, thresholds, num_classes)
+    # Positives of each class above each threshold.
+    width = len(thresholds) + 1
+    below = np.searchsorted(thresholds, values, side="left")
+    histogram = np.bincount(classes * width + below, minlength=num_classes * width)
+    histogram = histogram.reshape(num_classes, width)
+    hits = np.asarray(histogram[:, ::-1].cumsum(axis=1)[:, ::-1][:, 1:])
     average = np.where(finite, average, np.nan)
     return ClassCounts(scores.num_rows, finite, num_positives, predicted, hits, average)
 
@@ -136,17 +141,3 @@ def _average_precision(
     average = np.full(len(num_positives), np.nan)
     np.divide(total, num_positives, out=average, where=num_positives > 0)
     return average
-
-
-def _positives_above(
-    classes: NDArray[np.int64],
-    values: NDArray[np.float32],
-    thresholds: NDArray[np.float32],
-    num_classes: int,
-) -> NDArray[np.int64]:
-    """Positives of each class above each threshold, shape (K, T)."""
-    width = len(thresholds) + 1
-    below = np.searchsorted(thresholds, values, side="left")
-    histogram = np.bincount(classes * width + below, minlength=num_classes * width)
-    histogram = histogram.reshape(num_classes, width)
-    return np.asarray(histogram[:, ::-1].cumsum(axis=1)[:, ::-1][:, 1:])
