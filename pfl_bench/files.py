@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import json
 import math
 import os
@@ -56,8 +57,11 @@ def write_atomically(path: Path, content: bytes | str | Callable[[BinaryIO], obj
     if path.exists() and not path.is_file() and not path.is_dir():
         raise FileExistsError(errno.EEXIST, "no regular file", str(path))
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    _remove_leftovers(path)
+    lock = None
     try:
         with partial.open("wb") as file:
+            lock = lock_path(partial)
             if callable(content):
                 content(file)
             else:
@@ -70,7 +74,44 @@ def write_atomically(path: Path, content: bytes | str | Callable[[BinaryIO], obj
             error.filename, error.filename2 = str(path), None
         partial.unlink(missing_ok=True)
         raise
+    finally:
+        if lock is not None:
+            os.close(lock)
     synchronise_folder(path.parent)
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Remove what killed processes left of a file: their ids are free, and nobody has a lock."""
+    prefix, suffix = f".{path.name}.", ".partial"
+    for partial in path.parent.glob(f"{glob.escape(prefix)}*{suffix}"):
+        process = partial.name.removeprefix(prefix).removesuffix(suffix)
+        if not process.isdecimal() or is_running(int(process)) or not partial.is_file():
+            continue
+        # A process of another machine that is writing has it.
+        lock = lock_path(partial)
+        if lock is not None:
+            with contextlib.suppress(OSError):
+                partial.unlink()
+            os.close(lock)
+
+
+def lock_path(path: Path) -> int | None:
+    """Lock a file or folder for as long as this process lives; returns a descriptor to close.
+
+    It is None where another process has the lock, or where nothing can be locked, as on some
+    network file systems.
+    """
+    descriptor = None
+    try:
+        import fcntl  # not on every platform
+
+        descriptor = os.open(path, os.O_RDONLY)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (ImportError, OSError):
+        if descriptor is not None:
+            os.close(descriptor)
+        return None
+    return descriptor
 
 
 @contextlib.contextmanager

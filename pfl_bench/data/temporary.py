@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, get_args
 
-from pfl_bench.files import is_running
+from pfl_bench.files import is_running, lock_path
 from pfl_bench.types import DataError
 
 TemporaryKind = Literal["partial", "gathering"]
@@ -31,7 +31,7 @@ class TemporaryFolder:
         remove_leftovers(out)
         prefix = f".{out.name}.{kind}-{os.getpid()}-"
         self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=out.absolute().parent))
-        self._lock = lock_folder(self.path)
+        self._lock = lock_path(self.path)
 
     def remove(self) -> None:
         """Remove the folder and all that is in it."""
@@ -39,25 +39,6 @@ class TemporaryFolder:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
-
-
-def lock_folder(folder: Path) -> int | None:
-    """Lock a folder for as long as this process lives; returns a descriptor to close.
-
-    It is None where another process has the lock, or where folders cannot be locked, as on some
-    network file systems.
-    """
-    descriptor = None
-    try:
-        import fcntl  # not on every platform
-
-        descriptor = os.open(folder, os.O_RDONLY)
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (ImportError, OSError):
-        if descriptor is not None:
-            os.close(descriptor)
-        return None
-    return descriptor
 
 
 def remove_leftovers(out: Path) -> None:
@@ -71,7 +52,7 @@ def remove_leftovers(out: Path) -> None:
         found = _ENDING.match(folder.name.removeprefix(hidden))
         if found is None or is_running(int(found[1] or found[2])) or folder.is_symlink():
             continue
-        lock = lock_folder(folder) if folder.is_dir() else None
+        lock = lock_path(folder) if folder.is_dir() else None
         if lock is not None:
             shutil.rmtree(folder, ignore_errors=True)
             with contextlib.suppress(OSError):
@@ -99,7 +80,7 @@ def new_folder(out: Path, what: str) -> Iterator[Path]:
     lock = None
     try:
         partial.mkdir()
-        lock = lock_folder(partial)
+        lock = lock_path(partial)
         yield partial
         partial.replace(out)
     finally:

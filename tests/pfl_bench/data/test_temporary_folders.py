@@ -12,6 +12,7 @@ import pytest
 
 from pfl_bench.data import new_folder
 from pfl_bench.data.temporary import TemporaryFolder, remove_leftovers
+from pfl_bench.files import write_atomically
 from tests.helpers import REPOSITORY
 
 HOLD = """
@@ -24,11 +25,21 @@ print(folder.path, flush=True)
 time.sleep(600)
 """
 
+WRITE = """
+import sys, time
+from pathlib import Path
+from pfl_bench.files import write_atomically
+def content(file):
+    print(file.name, flush=True)
+    time.sleep(600)
+write_atomically(Path(sys.argv[1]), content)
+"""
 
-def hold(out: Path) -> tuple[subprocess.Popen[str], Path]:
-    """A process that has a temporary folder beside ``out``."""
+
+def hold(out: Path, code: str = HOLD) -> tuple[subprocess.Popen[str], Path]:
+    """A process that has a temporary folder beside ``out``, or is about to write it."""
     process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(out)], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", code, str(out)], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
     return process, Path(process.stdout.readline().strip())
@@ -65,6 +76,25 @@ def test_a_folder_whose_process_is_of_another_machine_stays_while_it_is_locked(
         process.communicate()
     remove_leftovers(out)
     assert not elsewhere.exists()
+
+
+def test_the_next_write_removes_a_killed_one_s_file_and_no_other(tmp_path: Path) -> None:
+    out, other = tmp_path / "attack.json", tmp_path / f".attack.json.old.{2**22 + 1}.partial.txt"
+    other.touch()
+    process, partial = hold(out, WRITE)
+    try:
+        write_atomically(out, "while it writes")
+        # As of a process of another machine, whose id is free here.
+        elsewhere = partial.rename(tmp_path / f".attack.json.{2**22 + 1}.partial")
+        write_atomically(out, "while it has a lock")
+        assert elsewhere.exists()
+    finally:
+        process.kill()
+        process.communicate()
+    write_atomically(tmp_path / "attack", "another file")
+    assert elsewhere.exists()
+    write_atomically(out, "new")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [other.name, "attack", out.name]
 
 
 @pytest.mark.parametrize(
