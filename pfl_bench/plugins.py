@@ -133,7 +133,7 @@ def user_files() -> dict[str, list[tuple[str, Path]]]:
     Raises:
         PluginError: An installed plug-in has no file, so that its code cannot be told from another.
     """
-    found = {folder: _python_files(Path(folder)) for folder in __path__}
+    found = {folder: python_files(Path(folder)) for folder in __path__}
     modules = {module for each in _entry_points().values() for _, module, _ in each}
     for root in sorted({module.partition(".")[0] for module in modules}):
         if not root or importlib.util.find_spec(root) is None:
@@ -152,12 +152,13 @@ def _installed_files(root: str) -> list[tuple[str, Path]]:
     spec = importlib.util.find_spec(root)
     assert spec is not None
     if spec.submodule_search_locations is not None:
-        return [f for place in spec.submodule_search_locations for f in _python_files(Path(place))]
+        return [f for place in spec.submodule_search_locations for f in python_files(Path(place))]
     file = Path(spec.origin or "")
     return [(file.name, file)] if file.is_file() else []
 
 
-def _python_files(folder: Path) -> list[tuple[str, Path]]:
+def python_files(folder: Path) -> list[tuple[str, Path]]:
+    """The modules' files in a folder, with their relative paths, in the order of these."""
     found = ((path.relative_to(folder), path) for path in sorted(folder.rglob("*.py")))
     # Editors leave locks and copies there, whose names begin with a dot.
     return [

@@ -58,15 +58,11 @@ def _digest_of_code(user_folders: tuple[str, ...]) -> str:
     found: set[str] = set()
     for package in PACKAGES:
         spec = importlib.util.find_spec(package)
-        folders = [] if spec is None else list(spec.submodule_search_locations or [])
-        for folder in map(Path, folders):
-            for path in sorted(folder.rglob("*.py")):
-                place = path.relative_to(folder)
-                # Editors leave locks and copies there, whose names begin with a dot.
-                if path.is_file() and not any(part.startswith(".") for part in place.parts):
-                    content = hashlib.sha256(path.read_bytes()).hexdigest()
-                    digest.update(f"{package}/{place.as_posix()} {content}\n".encode())
-                    found.add(package)
+        for folder in (spec and spec.submodule_search_locations) or ():
+            for place, path in plugins.python_files(Path(folder)):
+                content = hashlib.sha256(path.read_bytes()).hexdigest()
+                digest.update(f"{package}/{place} {content}\n".encode())
+                found.add(package)
     for name, content in _digests_of_plugins(user_folders).items():
         digest.update(f"{name} {content}\n".encode())
     if found != set(PACKAGES):

@@ -34,8 +34,6 @@ def noise_covariance(strategy: Strategy, rounds: int) -> Array:
 
     T is at most ``MOST_ROUNDS`` where the noise of rounds goes together.
     """
-    if strategy == FRESH:
-        return np.eye(rounds)
     if isinstance(strategy, Tree):
         made_of = _tree_matrix(rounds, strategy.restart_every)
     else:

@@ -83,10 +83,6 @@ def count_correct(scores: Array, included: Bools, guesses: Guesses) -> int:
     Scores, shape (m,), are larger when a canary seems to have been in; they must be finite. The
     coins have shape (m,), too.
     """
-    if scores.shape != included.shape or scores.ndim != 1:
-        raise PrivacyError(
-            f"scores have shape {scores.shape} and coins {included.shape}; both must be (m,)"
-        )
     if not np.isfinite(scores).all():
         raise PrivacyError("a score of a canary is not finite; the run has left float range")
     if min(guesses) < 0 or guesses.total > scores.size:
@@ -192,8 +188,6 @@ def audit_scores(
     corrected. ``bound`` is of any mechanism, or of a family of ``privacy.empirical.f_dp``.
     """
     grid = guess_grid(scores.size) if guesses is None else (guesses,)
-    if not grid:
-        raise PrivacyError("there is no canary to guess about")
     level = 1.0 - (1.0 - confidence) / len(grid)
     found = []
     for entry in grid:

@@ -125,8 +125,7 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
             form = "generated"
             found.facts.update(GENERATED_FACTS)
         _check_disjoint(found, source, out, progress)
-        tally, counted = _count(found, out, options, given is None, progress)
-        return _write(out, form, options, found, given or counted, tally, progress)
+        return _write(out, form, options, found, given, progress)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,33 +205,28 @@ def _check_disjoint(found: _Found, source: Path, out: Path, progress: Progress) 
         finder.check(found.to_check, found.subreddits, source)
 
 
-@dataclass(frozen=True, slots=True)
-class _Tally:
-    """Comments by split, and which of the n subreddits have a comment that is kept."""
-
-    comments: Counter[str]
-    occurring: NDArray[np.bool_]
-
-
 def _count(
-    found: _Found, out: Path, options: Options, makes_vocabulary: bool, progress: Progress
-) -> tuple[_Tally, Vocabulary]:
-    """Count what was partitioned, and the tokens of train if a vocabulary is to be made of them."""
+    found: _Found, out: Path, options: Options, given: Vocabulary | None, progress: Progress
+) -> tuple[Counter[str], NDArray[np.bool_], Vocabulary]:
+    """Count what was partitioned, and the tokens of train unless a vocabulary is given.
+
+    Returns the comments by split; which of the n subreddits have a comment that is kept, shape
+    (n,); and the vocabulary.
+    """
     partition = found.partition
-    tally = _Tally(Counter(), np.zeros(len(found.subreddits), np.bool_))
+    comments: Counter[str] = Counter()
+    occurring = np.zeros(len(found.subreddits), np.bool_)
     with TokenCounter(out.absolute().parent) as counter:
         for done, part in enumerate(partition, start=1):
-            tally.comments[part.split] += len(part.arrays["text"])
-            tally.occurring[part.arrays["subreddit"]] = True
-            if makes_vocabulary and part.split == "train":
+            comments[part.split] += len(part.arrays["text"])
+            occurring[part.arrays["subreddit"]] = True
+            if given is None and part.split == "train":
                 for text, masks in zip(part.arrays["text"], part.arrays["counted"], strict=True):
                     inputs, _ = sequences.unpack(text, len(masks) * options.sequence_length)
                     counter.update(inputs)
             progress("counting (users by split)", done, partition.num_parts)
-        if not makes_vocabulary:
-            return tally, Vocabulary([], {})
         size, rule = options.vocabulary_size, options.vocabulary_rule
-        return tally, counted_vocabulary(counter, size, rule)
+        return comments, occurring, given or counted_vocabulary(counter, size, rule)
 
 
 def _write(
@@ -240,19 +234,19 @@ def _write(
     form: str,
     options: Options,
     found: _Found,
-    vocabulary: Vocabulary,
-    tally: _Tally,
+    given: Vocabulary | None,
     progress: Progress,
 ) -> dict[str, Any]:
-    """Encode and write; returns facts for printing."""
-    order, names = _sorted(found.subreddits, tally.occurring)
+    """Count, encode and write; returns facts for printing."""
+    comments, occurring, vocabulary = _count(found, out, options, given, progress)
+    order, names = _sorted(found.subreddits, occurring)
     length, padding = options.sequence_length, options.count_final_padding
     encoder = sequences.Encoder(vocabulary.ids(), length, order, padding)
     checked = found.to_check is not None
     extra = {
         "pad_id": sequences.PAD_ID,
         "unk_id": sequences.UNK_ID,
-        "num_comments": dict(tally.comments),
+        "num_comments": dict(comments),
         "num_subreddits": len(names),
         "sequence_length": options.sequence_length,
         "count_final_padding": options.count_final_padding,
