@@ -91,6 +91,9 @@ class StoredSplit:
         Raises:
             IndexError: An index is outside the split.
         """
+        return self._read(indices)
+
+    def _read(self, indices: NDArray[np.int64]) -> Examples:
         return self._convert({name: self.gather(name, indices) for name in self._fields})
 
     def gather(self, field: str, indices: NDArray[np.int64]) -> Any:

@@ -53,7 +53,7 @@ class PartitionedSplit(StoredSplit):
         most = self._max_examples
         if most is not None and len(chosen) > most:
             chosen = chosen[np.sort(rng.choice(len(chosen), most, replace=False))]
-        return self.read_examples(chosen, rng)
+        return self._read(chosen)
 
     def read_range(self, start: int, stop: int) -> Examples:
         """Read the examples ``start:stop`` of all users.
@@ -67,14 +67,6 @@ class PartitionedSplit(StoredSplit):
                 f"0:{self.num_examples}"
             )
         return self._read(np.arange(start, stop))
-
-    def read_examples(self, indices: NDArray[np.int64], rng: np.random.Generator) -> Examples:
-        """Read chosen examples; see ``StoredSplit.read_examples``."""
-        return self._read(indices)
-
-    def _read(self, indices: NDArray[np.int64]) -> Examples:
-        """Read chosen examples, shape (n,)."""
-        return self._convert({name: self.gather(name, indices) for name in self._fields})
 
     def gather(self, field: str, indices: NDArray[np.int64]) -> object:
         """Read one field of chosen examples; see ``StoredSplit.gather``."""
