@@ -32,6 +32,10 @@ _STRINGS_AND_BRACKETS = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[\]{}]', re.
 
 def check_run_folder(folder: Path) -> None:
     """Check that a folder is one of a run; RunFolderError if it has no ``config.yaml``."""
+    if folder.is_dir() and not os.access(folder, os.R_OK | os.X_OK):
+        raise RunFolderError(
+            f"{folder}: permission to read it is denied; ask its owner for it, or name others"
+        )
     if not (folder / "config.yaml").is_file():
         what = "has no config.yaml" if folder.is_dir() else "is no folder"
         what = what if folder.exists() else "does not exist"
@@ -71,7 +75,8 @@ def write_atomically(path: Path, content: bytes | str | Callable[[BinaryIO], obj
         partial.replace(path)
     except BaseException as error:
         if isinstance(error, OSError) and error.filename in (None, str(partial)):
-            error.filename, error.filename2 = str(path), None
+            error.filename = str(path)
+            del error.filename2  # None would be shown
         partial.unlink(missing_ok=True)
         raise
     finally:

@@ -17,7 +17,7 @@ from pathlib import Path
 from documentation.record_files import collect
 from documentation.results import BOARD, PAGE, check_page, write_pages
 
-from pfl_bench.types import UserInputError
+from pfl_bench.cli.main import GO_ON, explain
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 
@@ -47,8 +47,11 @@ def main(arguments: list[str] | None = None, checkout: Path = CHECKOUT) -> int:
             print(checkout / PAGE, checkout / BOARD)
         else:
             check_page(checkout)
-    except UserInputError as error:
-        print(f"results: {error}", file=sys.stderr)
+    except Exception as error:
+        message = explain(error)
+        if message is None:
+            raise
+        print(f"results: {message.removesuffix(GO_ON)}", file=sys.stderr)
         return 2
     return 0
 

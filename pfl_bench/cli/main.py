@@ -53,7 +53,7 @@ _NONDETERMINISTIC = " does not have a deterministic implementation"
 _SMALLER = "end other programs, or use fewer federated.workers or smaller batches"
 _ANOTHER = "mend this or name another file or folder"
 # Ends an error of the machine's, which strikes while a run is under way, or while there is none.
-_GO_ON = ". Where a run was under way, the same command goes on (pfl-bench run: with --resume)"
+GO_ON = ". Where a run was under way, the same command goes on (pfl-bench run: with --resume)"
 _OF_RUNS = ("run", "table", "sweep", "attack")
 
 
@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if message is None:
             raise
         # Some messages begin with the command that they are about.
-        message = message if arguments.command in _OF_RUNS else message.removesuffix(_GO_ON)
+        message = message if arguments.command in _OF_RUNS else message.removesuffix(GO_ON)
         say(f"pfl-bench: {message.removeprefix('pfl-bench ')}")
         with contextlib.suppress(OSError):
             _flush()
@@ -205,9 +205,9 @@ def explain(error: BaseException) -> str | None:
     if isinstance(error, ImportError) and "failed to map segment" in str(error):
         return f"memory ran out ({error}); allow more (ulimit -v)"
     if isinstance(error, MemoryError):
-        return f"memory ran out ({error or 'no more could be had'}); {_SMALLER}{_GO_ON}"
+        return f"memory ran out ({error or 'no more could be had'}); {_SMALLER}{GO_ON}"
     if type(error).__name__ == "OutOfMemoryError":  # torch's, which may not be loaded
-        return f"the GPU's memory ran out ({str(error).splitlines()[0]}); {_SMALLER}{_GO_ON}"
+        return f"the GPU's memory ran out ({str(error).splitlines()[0]}); {_SMALLER}{GO_ON}"
     if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop"):  # pathlib's
         return f"{error}: its links lead back to it; remove them, or name another file or folder"
     if isinstance(error, UnicodeEncodeError) and "surrogates" in error.reason:
@@ -220,16 +220,16 @@ def explain(error: BaseException) -> str | None:
         )
     where = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
     if isinstance(error, OSError) and error.errno in _OTHER_ERRORS:
-        return f"{where}{_OTHER_ERRORS[error.errno]}{_GO_ON}"
+        return f"{where}{_OTHER_ERRORS[error.errno]}{GO_ON}"
     if isinstance(error, OSError) and error.errno in _MACHINE_ERRORS:
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         mend = "free space or give another --out" if is_full else _ANOTHER
-        return f"{where}{_MACHINE_ERRORS[error.errno]}; {mend}{_GO_ON}"
+        return f"{where}{_MACHINE_ERRORS[error.errno]}; {mend}{GO_ON}"
     place = _plugin_place(error)
     if place is not None:
         return f"a plug-in failed: {place}; mend that file"
     if isinstance(error, OSError):
-        return f"{where}{error.strerror or error}; {_ANOTHER}{_GO_ON}"
+        return f"{where}{error.strerror or error}; {_ANOTHER}{GO_ON}"
     return None
 
 

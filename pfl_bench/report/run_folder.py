@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -113,16 +114,23 @@ class RunRecord:
 
 
 def runs_below(folder: Path) -> list[Path]:
-    """Find the run folders at and below a folder, sorted; RunFolderError if there is none."""
-    files = folder.rglob("config.yaml") if folder.is_dir() else iter(())
-    found = sorted(file.parent for file in files if (file.parent / "environment.json").is_file())
+    """Find the run folders at and below a folder, sorted; RunFolderError if there is none.
+
+    A folder that cannot be listed is among them: whoever reads it says so, and leaves out no run
+    in silence.
+    """
+    found: list[Path] = []
+    walk = os.walk(folder, onerror=lambda error: found.append(Path(error.filename)))
+    for place, _, names in walk if folder.is_dir() else ():
+        if {"config.yaml", "environment.json"} <= set(names):
+            found.append(Path(place))
     if not found:
         has_none = "holds no run folder, which has config.yaml and environment.json"
         what = has_none if folder.is_dir() else "is no folder"
         raise RunFolderError(
             f"{folder} {what}; give a folder that `pfl-bench run --out` or `pfl-bench table` wrote"
         )
-    return found
+    return sorted(found)
 
 
 def named_runs(folders: Iterable[Path]) -> list[Path]:

@@ -232,3 +232,20 @@ def test_runs_of_unknown_code_are_not_collected(
     assert PROGRAM.main(["collect", str(tmp_path), "--into", str(into)]) == 2
     assert words in capsys.readouterr().err
     assert not into.exists()
+
+
+def test_records_that_cannot_be_written_are_no_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    committed(write_run(tmp_path / "a", "a", "federated"))
+    into, opened = tmp_path / "t.json", Path.open
+
+    def refuse(self: Path, mode: str = "r", *given: Any, **more: Any) -> Any:
+        if mode == "wb":
+            raise PermissionError(13, "Permission denied", str(self))
+        return opened(self, mode, *given, **more)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    assert PROGRAM.main(["collect", str(tmp_path), "--into", str(into)]) == 2
+    mend = "permission is denied; mend this or name another file or folder"
+    assert capsys.readouterr().err == f"results: {into}: {mend}\n"

@@ -5,7 +5,9 @@ The command on a real run is in tests/pfl_bench/runs/test_audit.py, beside the a
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 from dataclasses import asdict
 from pathlib import Path
@@ -281,6 +283,30 @@ def test_a_folder_that_cannot_be_read_is_named_and_the_others_are_shown(
     assert "--out board: give the name of a page, such as" in capsys.readouterr().err
     assert main(["report", str(bad), "--out", str(out), "--force"]) == 2
     assert str(bad / name) in capsys.readouterr().err
+
+
+def test_a_folder_of_others_that_is_closed_is_named_and_the_others_are_shown(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a private run's folder is; before, its runs were left out without a word."""
+    write_all(tmp_path)
+    closed, out = tmp_path / "another's", tmp_path / "page.html"
+    closed.mkdir()
+    scandir, access = os.scandir, os.access
+
+    def refuse(path: Any) -> Any:
+        if Path(path) == closed:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)  # root may read anything
+    monkeypatch.setattr(os, "access", lambda path, mode: path != closed and access(path, mode))
+    for command in ("leaderboard", "report"):
+        assert main([command, str(tmp_path), "--out", str(out), "--force"]) == 1
+        assert f"left out: {closed}: permission to read it is denied" in capsys.readouterr().err
+        assert out.stat().st_size > 10_000
+    assert main(["leaderboard", str(closed)]) == 2
+    assert f"{closed}: permission to read it is denied" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
