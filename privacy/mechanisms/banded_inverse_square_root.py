@@ -21,6 +21,7 @@ Source: Kalinin, McKenna, Upadhyay, Lampert 2025, "Back to square roots"; Kalini
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Annotated
 
 import numpy as np
@@ -68,15 +69,11 @@ class BandedInverseSquareRoot(ToeplitzSum):
         check_bands(options.bands, noise)
         super().__init__(options, noise)
         self._bands = options.bands
-        self._strategy: Inverse | None = None
 
-    @property
+    @cached_property
     def strategy(self) -> Inverse:
         """C, where rounds are planned."""
-        if self._strategy is None:
-            rounds = check_planned(self.name, self._noise)
-            self._strategy = inverse_square_root(self._bands, rounds)
-        return self._strategy
+        return inverse_square_root(self._bands, check_planned(self.name, self._noise))
 
     def noise_column(self, rounds: int) -> NDArray[np.float64]:
         """First column of C^-1, shape (rounds,)."""

@@ -20,6 +20,7 @@ Source: Dvijotham, McMahan, Pillutla, Steinke, Thakurta 2024 (arXiv 2404.16706);
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Annotated, Any
 
 import numpy as np
@@ -56,15 +57,12 @@ class BufferedToeplitz(ToeplitzSum):
     def __init__(self, options: Options, noise: NoiseScale) -> None:
         super().__init__(options, noise)
         self._num_buffers = options.buffers
-        self._strategy: Buffers | None = None
 
-    @property
+    @cached_property
     def strategy(self) -> Buffers:
         """C, where rounds are planned; found when first needed, not when built."""
-        if self._strategy is None:
-            rounds = check_planned(self.name, self._noise)
-            self._strategy = optimized_buffers(rounds, self._num_buffers, self._noise.separation)
-        return self._strategy
+        rounds = check_planned(self.name, self._noise)
+        return optimized_buffers(rounds, self._num_buffers, self._noise.separation)
 
     def noise_column(self, rounds: int) -> NDArray[np.float64]:
         """First column of C^-1, shape (rounds,)."""
