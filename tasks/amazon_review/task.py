@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from pfl_bench.data import Store, open_store
+from pfl_bench.types import DataError
 from tasks.common.classification import known_facts
 from tasks.common.fedscale.stored import LabelledTask, TaskOptions
 from tasks.common.text.models import padded_words
@@ -23,6 +24,10 @@ class AmazonReviewTask(LabelledTask):
     """Five classes, cross entropy; a store without a vocabulary is refused."""
 
     def __init__(self, store: Store, options: Options) -> None:
+        if "vocabulary" not in store.name_lists or "vocabulary" not in store.facts.extra:
+            raise DataError(
+                f"task amazon_review: {options.data} has no vocabulary; prepare the data again"
+            )
         convert = partial(padded_words, width=store.facts.input_shape[0])
         super().__init__(store, ("tokens", "targets"), convert, options)
         # The store says what the numbers mean, for models that load words' vectors.
