@@ -97,7 +97,8 @@ def _solved(solution: Solution) -> dict[str, Any]:
 
 def _answer(arguments: argparse.Namespace, guarantee: Guarantee) -> dict[str, Any]:
     """The answer as JSON takes it: one epsilon, or two labelled ones."""
-    answer: dict[str, Any] = {"unit": "user", "sampling": arguments.sampling}
+    answer: dict[str, Any] = {"unit": guarantee.unit, "adjacency": guarantee.adjacency}
+    answer["sampling"] = arguments.sampling
     if arguments.mechanism is not None:
         answer["mechanism"] = arguments.mechanism
     if arguments.separation != 1:
@@ -139,8 +140,6 @@ def _print(arguments: argparse.Namespace, answer: dict[str, Any], guarantee: Gua
                 speech.write(f"{'note':22} {note}")
         elif key not in ("explanation", "beyond"):
             speech.write(f"{key:22} {_text(key, value)}")
-        if key == "unit":
-            speech.write(f"{'adjacency':22} {guarantee.adjacency}")
     if told is not None:
         speech.write(f"\n{told}")
 

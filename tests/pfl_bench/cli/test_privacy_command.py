@@ -44,12 +44,31 @@ def refusal_of(capsys: Capture, *arguments: str) -> str:
 
 
 def test_one_epsilon_has_the_keys_that_it_always_had(capsys: Capture) -> None:
-    keys = ["unit", "sampling", "population_size", "cohort_size", "sampling_probability", "rounds"]
-    keys += ["delta", "accountant", "noise_multiplier", "epsilon"]
+    keys = ["unit", "adjacency", "sampling", "population_size", "cohort_size"]
+    keys += ["sampling_probability", "rounds", "delta", "accountant", "noise_multiplier", "epsilon"]
     answer = answer_of(capsys, "epsilon", "--noise-multiplier", "18.668", *FLAIR)
     assert list(answer) == keys
     answer = answer_of(capsys, "calibrate", "--epsilon", "2", *FLAIR)
     assert list(answer) == [*keys, "target_epsilon"]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "adjacency"),
+    [("poisson", "add-or-remove-one"), ("fixed_size", "replace-one")],
+)
+@pytest.mark.parametrize("noise_cohort", [[], ["--noise-cohort", "1000"]])
+def test_text_and_json_say_the_same(
+    sampling: str, adjacency: str, noise_cohort: list[str], capsys: Capture
+) -> None:
+    """An epsilon without its adjacency can be compared with no other."""
+    arguments = ["epsilon", *SMALL, "--rounds", "2", "--sampling", sampling, *noise_cohort]
+    answer = answer_of(capsys, *arguments)
+    assert (answer["unit"], answer["adjacency"]) == ("user", adjacency)
+    assert main(["privacy", *arguments]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line[:4] != "note"]
+    labels = {"simulated": "epsilon (simulated)", "actual": "epsilon (actual)"}
+    keys = [labels.get(key, key) for key in answer if key != "notes"]
+    assert [line[:22].strip() for line in lines] == keys
 
 
 def test_two_epsilons_are_labelled(capsys: Capture) -> None:
