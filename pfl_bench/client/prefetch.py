@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -12,6 +12,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from pfl_bench.data.threads import map_in_order
 from pfl_bench.profiling import phase
 from pfl_bench.rng import Purpose, stream
 from pfl_bench.types import Examples, FederatedSplit
@@ -55,19 +56,11 @@ def prefetch(jobs: Iterable[Callable[[], T]], workers: int) -> Iterator[T]:
         for job in jobs:
             yield job()
         return
-    with ThreadPoolExecutor(workers, thread_name_prefix="read-ahead") as pool:
-        waiting: deque[Future[T]] = deque()
-        try:
-            for job in jobs:
-                waiting.append(pool.submit(job))
-                # Reading further ahead would hold more data in memory and gain nothing.
-                if len(waiting) > 2 * workers:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            for future in waiting:
-                future.cancel()
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="read-ahead")
+    # Reading further ahead would hold more data in memory and gain nothing.
+    with closing(map_in_order(lambda job: job(), jobs, pool, 2 * workers + 1)) as done:
+        for _, result in done:
+            yield result
 
 
 def read_users(

@@ -28,10 +28,10 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from pfl_bench.data import new_folder
+from pfl_bench.data.threads import map_in_order
 from pfl_bench.types import DataError, Progress
 from tasks.common.options import StrictOptions
 from tasks.common.sources import settings, write_mark
-from tasks.common.threads import map_in_order
 from tasks.flair import published
 from tasks.flair.drawing import DRAWING, FINE_TO_COARSE, GLYPHS, Camera, draw_picture
 from tasks.flair.reading import METADATA

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfl_bench.data import FORMAT, parse_json
+from pfl_bench.data.threads import num_workers
 from pfl_bench.types import DataError, Progress
 from tasks.common.sources import open_hdf5
-from tasks.common.threads import num_workers
 from tasks.flair.catalogue import Catalogue
 from tasks.flair.published import SPLIT_OF_PARTITION, relationship_of
 from tasks.flair.reading import Form, Input, Job, fingerprint_of

@@ -23,8 +23,8 @@ from filelock import FileLock, Timeout
 
 from pfl_bench.data import parse_json, write_atomically
 from pfl_bench.data.temporary import remove_leftovers
+from pfl_bench.data.threads import map_in_order
 from pfl_bench.types import DataError
-from tasks.common.threads import map_in_order
 from tasks.common.vision.pictures import PictureError, opened, read_to_end
 
 # Kinds that make an image unusable; all other kinds are reported only.

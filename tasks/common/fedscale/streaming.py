@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from pfl_bench.data import FieldSpec, StoreWriter, regular
+from pfl_bench.data.threads import map_in_order
 from pfl_bench.types import DataError, Progress
 from tasks.common.fedscale.layout import (
     Labels,
@@ -29,7 +30,6 @@ from tasks.common.leaf import table1
 from tasks.common.leaf.gathering import split_by_of
 from tasks.common.options import StrictOptions
 from tasks.common.sources import GENERATED_FACTS, is_generated
-from tasks.common.threads import map_in_order
 from tasks.common.vision.pictures import PictureError
 
 SHOWN = 10
