@@ -223,9 +223,9 @@ def mixing_layer(module: nn.Module, inputs: Tensor, training: bool) -> str | Non
     """Find a layer that lets the examples of a batch see one another; weights and modes stay.
 
     Outputs of the batch, shape (n, ...), n at least 2, in training or in evaluation, are held
-    against those of its examples alone, without dropout. Gives the name of the first such layer
-    without layers of its own ("the model itself" where it is none of them); None for a model that
-    keeps examples apart.
+    against those of its examples alone, without layers of dropout. Outputs that are random all the
+    same are passed over. Gives the name of the first such layer without layers of its own ("the
+    model itself" where it is none of them); None for a model that keeps examples apart.
     """
     seen: list[dict[str, Tensor]] = []
     leaves = {name: part for name, part in module.named_modules() if not any(part.children())}
@@ -245,7 +245,7 @@ def mixing_layer(module: nn.Module, inputs: Tensor, training: bool) -> str | Non
     for name, part in [*hooked, ("the model itself", probe)]:
         part.register_forward_hook(note(name))
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        for batch in (inputs, *(inputs[at : at + 1] for at in range(len(inputs)))):
+        for batch in (inputs, inputs, *(inputs[at : at + 1] for at in range(len(inputs)))):
             seen.append({})
             try:
                 probe(batch)
@@ -253,9 +253,10 @@ def mixing_layer(module: nn.Module, inputs: Tensor, training: bool) -> str | Non
                 # BatchNorm takes no single example in training: the first that did not get through.
                 return next((name for name in seen[0] if name not in seen[-1]), "the model itself")
     for name, whole in seen[0].items():
-        single = [alone[name] for alone in seen[1:] if name in alone]
+        single = [alone[name] for alone in seen[2:] if name in alone]
         rows = sum(len(part) for part in single)
-        if rows == len(whole) and whole.is_floating_point():
+        is_repeated = torch.allclose(whole, seen[1][name], 0.0, 0.0, equal_nan=True)
+        if rows == len(whole) and is_repeated and whole.is_floating_point():
             size = whole.nan_to_num(0, 0, 0).abs().max()
             scale = 1e-3 * float(size.clamp_min(1e-3))
             if not torch.allclose(whole, torch.cat(single), 1e-3, scale, equal_nan=True):

@@ -96,3 +96,40 @@ class Forward:
 
         losses: Tensor = torch.func.vmap(loss)(outputs, targets)
         return losses
+
+
+def is_mean_of_singles(
+    loss: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, targets: Tensor
+) -> bool:
+    """Whether the loss of a batch is the plain mean of the losses of its examples alone.
+
+    Outputs and targets have shape (n, ...).
+    """
+
+    def mean(given: Tensor) -> Tensor:
+        parts = [slice(place, place + 1) for place in range(len(given))]
+        return torch.stack([loss(given[part], targets[part]) for part in parts]).mean()
+
+    return have_same_gradients(lambda given: loss(given, targets), mean, outputs, 1e-3)
+
+
+def have_same_gradients(
+    ours: Callable[[Tensor], Tensor],
+    theirs: Callable[[Tensor], Tensor],
+    outputs: Tensor,
+    tolerance: float,
+) -> bool:
+    """Whether two losses, scalars, have the same gradients by outputs, shape (n, ...).
+
+    Losses themselves tell little: those of a model that has not learned are alike, and so are all
+    their weighted means.
+    """
+
+    def gradient(loss: Callable[[Tensor], Tensor]) -> Tensor:
+        leaf = outputs.detach().requires_grad_()
+        with torch.enable_grad():
+            return torch.autograd.grad(loss(leaf), leaf)[0]
+
+    given, wanted = gradient(ours), gradient(theirs)
+    scale = float(wanted.nan_to_num(0.0, 0.0, 0.0).abs().max())
+    return torch.allclose(given, wanted, tolerance, tolerance * scale, equal_nan=True)

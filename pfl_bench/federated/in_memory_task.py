@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pfl_bench.client.flat_model import mixing_layer
+from pfl_bench.client.forward import is_mean_of_singles
 from pfl_bench.data.code_digest import code_digest
 from pfl_bench.data.held_task import HeldTask
 from pfl_bench.data.in_memory import read_splits
@@ -179,8 +180,7 @@ def _check_loss(loss: Any, outputs: Tensor, targets: Tensor) -> None:
         raise UserInputError(
             "loss: has no gradient by the outputs; take no detach(), item() or argmax on the way"
         )
-    singles = [loss(outputs[i : i + 1], targets[i : i + 1]) for i in range(len(outputs))]
-    if not torch.allclose(value, torch.stack(singles).mean(), rtol=1e-3, atol=1e-5):
+    if not is_mean_of_singles(loss, outputs, targets):
         raise UserInputError(
             "loss: of a batch is not the mean of its examples' losses; give the plain mean"
         )

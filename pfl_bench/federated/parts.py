@@ -64,17 +64,17 @@ def build_model(resolved: ResolvedConfig, task: Task, device: torch.device) -> F
             "releases: set privacy.statistics (noise_multiplier, mean_clip_norm, "
             "square_clip_norm) of central training, or choose model.groups=27"
         )
-    if name == held_task.NAME and privacy and resolved.config.central is not None:
+    if privacy and resolved.config.central is not None:
         _check_apart(module, task)
     return FlatModel(module, device, resolved.config.channels_last)
 
 
 def _check_apart(module: Any, task: Task) -> None:
     """Refuse a model in which an example moves the gradient of another."""
-    split = task.split("train")
-    inputs = split.read_range(0, min(4, split.num_examples)).inputs
-    layer = mixing_layer(module, inputs, training=True) if len(inputs) > 1 else None
-    if layer is not None:
+    forward, split = Forward(module, task, torch.device("cpu")), task.split("train")
+    inputs = split.read_range(0, min(4, split.num_examples)).inputs.cpu()
+    inputs = forward.prepare(inputs, None)
+    if layer := mixing_layer(module, inputs, True) or mixing_layer(module, inputs, False):
         raise ConfigError(
             f"model: layer {layer} mixes the examples of a batch, so that the gradient of a single "
             "example cannot be bounded; replace BatchNorm by GroupNorm, and keep examples apart"

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from pfl_bench.client.flat_model import FlatModel
-from pfl_bench.client.forward import Forward
+from pfl_bench.client.forward import Forward, is_mean_of_singles
 from pfl_bench.client.machine import keep_freed_memory
 from pfl_bench.client.optimizers import optimizer_form
 from pfl_bench.client.precision import new_loss_sum
@@ -82,8 +82,9 @@ class PrivateSteps:
             inputs, targets, draws = micro_batch.to(device)
             outputs = self._outputs(self._forward.prepare(inputs, draws))
             loss = self._task.loss(outputs, targets)
-            if not self._checked:
-                self._check_loss(loss.detach(), outputs.detach(), targets)
+            if not self._checked and micro_batch.size > 1:
+                self._checked = True
+                self._check_loss(outputs, targets)
             with warnings.catch_warnings():
                 # Opacus hooks the first layer too, whose inputs need no gradient.
                 warnings.filterwarnings("ignore", "Full backward hook is firing")
@@ -121,21 +122,16 @@ class PrivateSteps:
             raise
         return outputs
 
-    def _check_loss(self, loss: Tensor, outputs: Tensor, targets: Tensor) -> None:
-        """Check once that the loss is the plain mean over examples, as the scaling back assumes.
+    def _check_loss(self, outputs: Tensor, targets: Tensor) -> None:
+        """Check that the loss is the plain mean over examples, as the scaling back assumes.
 
         A masked or weighted mean would let one example move another's gradient beyond the clip.
         """
-        self._checked = True
-        singles = [
-            self._task.loss(outputs[i : i + 1], targets[i : i + 1]) for i in range(len(outputs))
-        ]
-        mean = torch.stack(singles).mean()
-        if torch.isfinite(loss) and not torch.allclose(loss, mean, rtol=1e-3, atol=1e-5):
+        if not is_mean_of_singles(self._task.loss, outputs, targets):
             raise ConfigError(
-                f"task: its loss of a batch ({float(loss):.6g}) is not the mean of its examples' "
-                f"losses ({float(mean):.6g}), so gradients of single examples cannot be bounded; "
-                "example-level DP needs a plain mean over examples"
+                "task: its loss of a batch is not the mean of its examples' losses, so gradients "
+                "of single examples cannot be bounded; example-level DP needs a plain mean over "
+                "examples"
             )
 
     def _check_gradients(self) -> None:

@@ -16,7 +16,7 @@ from pfl_bench.client.batched.slot_masks import SlotMasks
 from pfl_bench.client.batched.slot_weights import SlotWeights
 from pfl_bench.client.batched.step_context import StepContext
 from pfl_bench.client.flat_model import FlatModel
-from pfl_bench.client.forward import Forward
+from pfl_bench.client.forward import Forward, have_same_gradients
 from pfl_bench.types import ConfigError
 
 
@@ -242,12 +242,22 @@ def _check_outputs(
                 "it has alone: the model computes over several examples, or uses a layer's weights "
                 "outside the layer; use engine: sequential"
             )
-        losses = forward.example_losses(alone, batch.targets[part])
-        if not _close(losses.mean(), forward.mean_loss(alone, batch.targets[part]), tolerance):
+        if not _is_mean_of_losses(forward, alone, batch.targets[part], tolerance):
             raise ConfigError(
                 "federated.engine: the task's loss is not the plain mean of its examples' losses, "
                 "which the vectorized engine needs; use engine: sequential"
             )
+
+
+def _is_mean_of_losses(
+    forward: Forward, outputs: Tensor, targets: Tensor, tolerance: float
+) -> bool:
+    return have_same_gradients(
+        lambda given: forward.example_losses(given, targets).mean(),
+        lambda given: forward.mean_loss(given, targets),
+        outputs,
+        tolerance,
+    )
 
 
 def _close(ours: Tensor, alone: Tensor, tolerance: float) -> bool:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
+from pfl_bench import plugins
 from pfl_bench.client.flat_model import FlatModel
 from pfl_bench.client.forward import Forward
 from pfl_bench.client.prefetch import MicroBatch
 from pfl_bench.config.training import CentralOptions
+from pfl_bench.federated.parts import build_model, build_task
 from pfl_bench.trainers.dp_sgd import PrivateSteps
-from pfl_bench.types import Examples
+from pfl_bench.types import ConfigError, Examples
 from privacy.plan.budget import Budget
 from privacy.plan.example_level import ExampleLevelRequest, make_example_level_plan
 from privacy.recording.step_observation import StepObserver
@@ -21,6 +25,7 @@ from tasks.common.images.models import strided_cnn, tanh_cnn
 from tasks.common.images.task import ImageTask, Scale
 from tasks.common.vision.normalization import small_cnn
 from tasks.common.vision.scattering import scatter_model
+from tests.helpers import make_config
 
 
 class Twice(nn.Module):
@@ -44,6 +49,27 @@ class Words(nn.Module):
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         return self.layer(inputs[:, 0]).mean(1)  # type: ignore[no-any-return]
+
+
+class Centred(nn.Module):
+    """Drops inputs and takes the mean of a batch off by functions, which Opacus does not see."""
+
+    def __init__(self, dropout: float, part: float) -> None:
+        super().__init__()
+        self.layer, self.dropout, self.part = nn.Linear(64, 10), dropout, part
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        rows = functional.dropout(inputs.flatten(1), self.dropout, self.training)
+        logits: torch.Tensor = self.layer(rows - self.part * rows.mean(0))
+        return logits
+
+
+class Idle(Twice):
+    """Has a parameter that its outputs do not depend on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.idle = nn.Linear(2, 2)
 
 
 NETWORKS = {
@@ -76,6 +102,7 @@ def step(
     targets: torch.Tensor,
     *parts: slice,
     channels_last: bool = False,
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, int]:
     """Take a step without noise in micro-batches; its sum of gradients, and how many were lost."""
     before = [p.detach().clone() for p in model.parameters]
@@ -83,6 +110,8 @@ def step(
         100, BATCH, 1, CLIP, Budget(None, 0.0, 1e-5, "rdp"), model.num_parameters
     )
     task = ImageTask("test", {}, None, transform=Scale())  # type: ignore[arg-type]
+    if loss is not None:
+        task.loss = loss  # type: ignore[method-assign]
     options = CentralOptions(num_epochs=1, batch_size=BATCH, learning_rate=RATE)
     optimizer = torch.optim.SGD(model.parameters, lr=RATE)
     forward = Forward(model.module, task, CPU, "float32", channels_last)
@@ -132,3 +161,46 @@ def test_an_example_of_no_finite_norm_counts_nothing(network: str, value: float)
     moved, lost = step(model, inputs, targets, slice(0, BATCH))
     assert lost == 1
     np.testing.assert_allclose(moved, expected, rtol=1e-3, atol=2e-5)
+
+
+def _weighted(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """A mean that weighs examples by their labels."""
+    return functional.cross_entropy(outputs, targets, weight=torch.linspace(0.1, 1.0, 10))
+
+
+@pytest.mark.parametrize(
+    ("module", "loss", "words"),
+    [
+        (Twice, _weighted, "is not the mean of its examples' losses"),
+        (Idle, None, "takes no part in the loss"),
+    ],
+    ids=["loss", "idle parameter"],
+)
+@pytest.mark.parametrize("first", [1, 3])
+def test_what_bounds_no_gradient_of_an_example_is_refused(
+    module: Callable[[], nn.Module],
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None,
+    words: str,
+    first: int,
+) -> None:
+    """By the first micro-batch of more than one example, which alone can show it."""
+    torch.manual_seed(0)
+    inputs, targets = torch.rand(BATCH, 1, 3, 4), torch.arange(BATCH)
+    model = FlatModel(module(), CPU, False)
+    with pytest.raises(ConfigError, match=words):
+        step(model, inputs, targets, slice(0, first), slice(first, BATCH), loss=loss)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_a_model_that_mixes_examples_is_refused(
+    dropout: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a plug-in: Opacus' validator looks at the types of layers alone."""
+    part, private = 0.0, make_config("central_dp")
+    task = build_task(private, CPU)
+    monkeypatch.setattr(plugins, "build", lambda *given: Centred(dropout, part))
+    build_model(private, task, CPU)
+    part = 0.5
+    build_model(make_config("central"), task, CPU)
+    with pytest.raises(ConfigError, match="layer layer mixes the examples"):
+        build_model(private, task, CPU)
