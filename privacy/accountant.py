@@ -235,7 +235,7 @@ def _guarded_pld_epsilon(
         return bound
     grid, epsilon = rough, _pld_epsilon(parts, delta - margin, rough, coarseness)
     # The rough bound sets the grid; where it is pure DP's, it may lie far above the answer.
-    while math.isfinite(epsilon) and _pld_interval(epsilon) < _pld_interval(grid):
+    while 0.0 < epsilon < math.inf and _pld_interval(epsilon) < _pld_interval(grid):
         grid, epsilon = epsilon, _pld_epsilon(parts, delta - margin, epsilon, coarseness)
     return min(epsilon, bound)
 
@@ -285,7 +285,7 @@ def _pld_interval(rdp_epsilon: float) -> float:
     """Grid of the privacy loss: dp-accounting's 1e-4 around epsilon 2, in proportion elsewhere.
 
     Pessimistic rounding adds about 0.75 * rounds * interval**2 to epsilon [measured], below 0.2 %
-    for 40,000 rounds. Few steps, and coarser only as epsilon grows: epsilon stays monotone.
+    for 40,000 rounds. Coarser only as epsilon grows, up to what exp() takes: it stays monotone.
     """
     if rdp_epsilon < 0.2:
         return 1e-5
@@ -311,7 +311,7 @@ def _pld_epsilon(
     from dp_accounting import pld
     from dp_accounting.pld import privacy_loss_distribution
 
-    interval = max(_pld_interval(rough_epsilon) * coarseness, _least_interval(parts))
+    interval = min(max(_pld_interval(rough_epsilon) * coarseness, _least_interval(parts)), 700.0)
     kinds = {_kind_of(event)[0] for event, _ in parts}
     with numpy_errstate():
         if kinds <= {"gaussian", "sampled gaussian"}:

@@ -372,6 +372,11 @@ def test_rounding_of_many_rounds_never_understates_at_small_delta(
 def test_what_no_accountant_can_compute_is_bounded_or_refused() -> None:
     tiny = Composition(dp_event.GaussianDpEvent(0.3), 100, ADDED)
     assert compose_epsilon([tiny], 1e-6, "pld") <= compose_epsilon([tiny], 1e-6, "rdp")
+    # A delta of 1/2 covers that a user takes part at all: no grid need be finer for epsilon 0, and
+    # none may be coarser than exp() takes.
+    for noise, coarseness in ((0.3, 1.0), (1.5e-3, 10.0)):
+        event = dp_event.PoissonSampledDpEvent(0.02, dp_event.GaussianDpEvent(noise))
+        assert compose_epsilon([Composition(event, 20, ADDED)], 0.5, "pld", coarseness) == 0.0
     weak = Composition(dp_event.GaussianDpEvent(10.0), 1, ADDED)
     assert compose_epsilon([weak], 0.5, "prv") >= 0.0
     for noise in (1e-300, 1e300):
