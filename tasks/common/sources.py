@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tarfile
 import zipfile
 import zlib
@@ -195,9 +196,20 @@ def write_mark(folder: Path, text: str) -> None:
     (folder / GENERATED_MARK).write_text(text, encoding="utf-8")
 
 
+def files_below(source: Path) -> list[Path]:
+    """All files below a folder, by path; OSError if a folder there cannot be listed."""
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    # A glob leaves such a folder out in silence, and with it a part of the data.
+    walk = os.walk(source, onerror=refuse) if source.is_dir() else ()
+    return sorted(Path(place, name) for place, _, names in walk for name in names)
+
+
 def find_parquet(source: Path) -> list[Path]:
     """All parquet files below a folder, by path."""
-    return sorted(path for path in source.rglob("*.parquet") if not path.is_dir())
+    return [path for path in files_below(source) if path.suffix == ".parquet"]
 
 
 @contextmanager

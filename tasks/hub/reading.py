@@ -20,7 +20,7 @@ from pydantic import Field
 from pfl_bench.data import regular
 from pfl_bench.types import ConfigError, DataError, did_you_mean
 from tasks.common.options import StrictOptions
-from tasks.common.sources import reading, reason
+from tasks.common.sources import files_below, reading, reason
 from tasks.common.text.words import PAD_ID, SPECIAL, import_transformers, split_words
 from tasks.common.vision.pictures import PictureError, opened
 
@@ -68,7 +68,7 @@ def find_files(source: Path, patterns: Mapping[str, str | None]) -> list[tuple[s
     ``patterns`` says which files a split has, by their paths in the folder ("data/a-*"); where all
     are None, the last word for a split in a path decides, and without one it is train.
     """
-    every = sorted(path for path in source.rglob("*") if not path.is_dir())
+    every = files_below(source)
     paths: list[Path] = []
     for ending in ENDINGS:
         paths = paths or [path for path in every if path.suffix.lower() == ending]

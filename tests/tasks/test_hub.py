@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import os
 import zlib
 from pathlib import Path
 from typing import Any
@@ -277,6 +279,25 @@ def test_a_pipe_is_refused_and_not_waited_for(
     given = ["--source", str(tmp_path), "--out", str(tmp_path / "my.h5"), *COLUMNS]
     assert main(["data", "prepare", "hub", *given]) == 2
     assert "a.parquet cannot be read: it is no regular file" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_listed_is_not_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed, source, scandir = tmp_path / "raw" / "b", tmp_path / "raw", os.scandir
+    write(source / "a.parquet", **GOOD)
+    write(closed / "b.parquet", **GOOD)
+
+    def refuse(path: Any) -> Any:
+        if Path(path) == closed:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)  # root may read anything
+    given = ["--source", str(source), "--out", str(tmp_path / "my.h5"), *COLUMNS]
+    assert main(["data", "prepare", "hub", *given]) == 2
+    assert f"{closed}: permission is denied" in capsys.readouterr().err
+    assert not (tmp_path / "my.h5").exists()
 
 
 @pytest.mark.slow
