@@ -21,6 +21,7 @@ from pydantic import BaseModel
 
 from pfl_bench import plugins
 from pfl_bench.cli.list import LISTED
+from pfl_bench.cli.main import explain
 from pfl_bench.cli.plugin_checks import SkippedError, module_checks
 from pfl_bench.cli.speech import answer_json, write
 from pfl_bench.config.loading import load_config
@@ -35,7 +36,6 @@ from pfl_bench.runs.checkpoint import load_latest
 from pfl_bench.runs.preview import changed
 from pfl_bench.runs.runner import run
 from pfl_bench.types import ConfigError, PluginError, UserInputError
-from privacy.errors import PrivacyError
 
 Outcome = Literal["passed", "failed", "skipped"]
 # Rounds of a run that is checked, and the one before which it is killed: past a checkpoint.
@@ -90,13 +90,13 @@ def check_folder(place: str | Path) -> Iterator[Checked]:
     named = _options_of_rows(home)
     for kind, name in found:
         for check, make in module_checks(kind, name, named.get((kind, name))):
-            yield _made(f"{kind.word} {name}", check, make, home)
+            yield _made(f"{kind.word} {name}", check, make)
     used: set[tuple[plugins.PluginKind, str]] = set()
     for name, path in rows_below(home).items():
         with TemporaryDirectory() as temporary:
             row = _Row(path, Path(temporary), found)
             for check, make in row.checks():
-                yield _made(f"row {name}", check, make, home)
+                yield _made(f"row {name}", check, make)
             used |= row.uses
     for kind, name in found:
         if kind in _IN_ROWS and (kind, name) not in used:
@@ -140,7 +140,7 @@ def _folders_of(place: str) -> tuple[Path, Path]:
     return home, own[0]
 
 
-def _made(subject: str, check: str, make: Callable[[], str], home: Path) -> Checked:
+def _made(subject: str, check: str, make: Callable[[], str]) -> Checked:
     """Make a check; whatever is raised is an outcome."""
     outcome: Outcome = "failed"
     try:
@@ -148,13 +148,10 @@ def _made(subject: str, check: str, make: Callable[[], str], home: Path) -> Chec
             evidence, outcome = make(), "passed"
     except SkippedError as error:
         evidence, outcome = str(error), "skipped"
-    except (UserInputError, PrivacyError) as error:
-        evidence = str(error)
     except Exception as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames if Path(frame.filename).is_relative_to(home.resolve())]
-        last = (own or frames)[-1]
-        evidence = f"{type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        ours = f"{type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
+        evidence = explain(error) or ours
     return Checked(subject, check, outcome, " ".join(evidence.split()))
 
 

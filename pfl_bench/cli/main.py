@@ -250,19 +250,28 @@ def _plugin_place(error: BaseException) -> str | None:
         own = {os.path.realpath(file) for files in user_files().values() for _, file in files}
     except PluginError:  # of another plug-in
         return None
-    places = [
-        (frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)
-    ]
+    said = error.msg if isinstance(error, SyntaxError) else str(error)
+    frames = list(traceback.walk_tb(error.__traceback__))
+    places = [(frame.f_code.co_filename, line) for frame, line in frames]
     if isinstance(error, SyntaxError) and error.filename:
         places.append((error.filename, error.lineno or 1))
     elif isinstance(error, TypeError):
         # A call that does not fit has no line in the file of what was called, but its name.
-        called = str(error).partition("()")[0]
+        called = said.partition("()")[0]
         places += [(code.co_filename, code.co_firstlineno) for code in _codes_named(called, own)]
     file, line = next((p for p in reversed(places) if os.path.realpath(p[0]) in own), ("", 0))
     if not file:
+        # What a class lacks has no line either, but the class that we call has.
+        frame = frames[-1][0] if frames else None
+        for owner in (getattr(error, "obj", None), frame and frame.f_locals.get("self")):
+            module = sys.modules.get(type(owner).__module__)
+            file = getattr(module, "__file__", None) or ""
+            if os.path.realpath(file) in own:
+                name = type(owner).__qualname__
+                if frame and isinstance(error, NotImplementedError):
+                    said = said or f"there is no {frame.f_code.co_name}()"
+                return f"{file}, class {name}: {type(error).__name__}: {said}".partition("\n")[0]
         return None
-    said = error.msg if isinstance(error, SyntaxError) else str(error)
     return f"{file}, line {line}: {type(error).__name__}: {said}".partition("\n")[0]
 
 

@@ -14,7 +14,14 @@ from __future__ import annotations
 from torch import Tensor
 
 from pfl_bench.client.costs import BYTES_PER_PARAMETER
-from pfl_bench.types import ClientUpload, LocalResult, UpdateTransform, returned
+from pfl_bench.types import (
+    ClientUpload,
+    LocalResult,
+    PluginError,
+    UpdateTransform,
+    place_of,
+    returned,
+)
 
 
 class Compression(UpdateTransform):
@@ -28,6 +35,11 @@ class Compression(UpdateTransform):
     expected_bytes: float
 
     def __init__(self, num_parameters: int, num_bytes: int) -> None:
+        if not num_bytes > 0:
+            raise PluginError(
+                f"{place_of(self, '__init__')}: num_bytes is {num_bytes!r}, but must be what a "
+                "compressed update takes, above 0"
+            )
         self._dense = float(num_parameters * BYTES_PER_PARAMETER)
         self.expected_bytes = min(float(num_bytes), self._dense)
 

@@ -7,6 +7,7 @@ which is said once.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -66,9 +67,12 @@ class Trackers:
             )
             with trackers._calling(name):
                 built = plugins.build(plugins.TRACKER, name, own, run, notice)
+                is_users = plugins.origin_of(plugins.TRACKER, name) is not None
                 if built is None:
+                    if is_users:
+                        notice(f"the tracker '{name}' is off for this run: its build returns None")
                     continue
-                if splits is not None and plugins.origin_of(plugins.TRACKER, name) is not None:
+                if splits is not None and is_users:
                     trackers._limited.add(name)
                 checked = plugins.checked(built, Tracker, plugins.TRACKER, name)
                 trackers._active[name] = checked
@@ -130,7 +134,7 @@ class Trackers:
                 what = f"is off for this run: {what}"
                 if isinstance(error, ImportError) and not plugins.origin_of(plugins.TRACKER, name):
                     what += f"; install it by `pip install 'pfl-bench[{name}]'`"
-            self._notice(f"the tracker '{name}' {what}")
+            self._notice(f"the tracker '{name}' {what}{_place(name, error)}")
         finally:
             self._is_calling = False
 
@@ -142,6 +146,16 @@ class Trackers:
             # A client's model may be in its place.
             raise RuntimeError("the model can be asked for in build, log and conclude alone")
         return model()
+
+
+def _place(name: str, error: BaseException) -> str:
+    """File and, if it got so far, line where a user's tracker failed; "" of a bundled one."""
+    if plugins.origin_of(plugins.TRACKER, name) is None:
+        return ""
+    file = plugins.spec_of(plugins.TRACKER, name).origin
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [f", line {frame.lineno}" for frame in frames if frame.filename == file]
+    return f" ({file}{''.join(lines[-1:])})"
 
 
 def tracked_of(

@@ -142,6 +142,24 @@ BROKEN = {
         "tracker", [("if round % self._every == 0:", "if metrics['none']:")],
         "row rows/mine: trackers", "the tracker 'mine' stopped (KeyError: 'none')",
     ),
+    "raises_where": (
+        "tracker", [("if round % self._every == 0:", "if metrics['none']:")],
+        "row rows/mine: trackers", "trackers/mine.py, line",
+    ),
+    "no_tracker": (
+        "tracker", [("return Mine(options.every", "Mine(options.every")],
+        "row rows/mine: trackers", "the tracker 'mine' is off for this run: its build returns None",
+    ),
+    "no_method": (
+        "compression", [("def compress(", "def compressed(")],
+        "row rows/mine: run", "compressions/mine.py, class Mine: NotImplementedError: there is no "
+        "compress()",
+    ),
+    "no_base": (
+        "compression", [("super().__init__(num_parameters", "print(num_parameters")],
+        "row rows/mine: run", "compressions/mine.py, class Mine: AttributeError: 'Mine' object has "
+        "no attribute '_dense'",
+    ),
     "drawn_anew": (
         "task", [("np.random.default_rng(place)", "np.random.default_rng()")],
         "task mine: data", "two builds",
@@ -186,6 +204,14 @@ RETURNS = {
     "sum_of_noise": (
         "mechanism", "share * drawn.sum(0)),", "share * drawn.sum(0))[:3],",
         "Mine.release returns a Tensor of shape (3,), but must return a Tensor of shape (650,)",
+    ),
+    "no_bytes": (
+        "compression", "math.ceil(fraction * num_parameters * BYTES_PER_PARAMETER)", "float('nan')",
+        "Mine.__init__: num_bytes is nan, but must be what a compressed update takes, above 0",
+    ),
+    "no_target": (
+        "attack", "has_target = False", "has_target = True",
+        "class Mine: NotImplementedError: there is no is_attacked()",
     ),
     "forged_number": (
         "attack", "return update * -self._scale", "return -1.0",
