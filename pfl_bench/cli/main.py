@@ -7,6 +7,7 @@ import contextlib
 import errno
 import gc
 import importlib
+import io
 import json
 import os
 import sys
@@ -62,6 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed, as by >&-: a file of a run would get its number
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+    if _is_narrow() and isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as standard error does
     parser = build_parser()
     complete(parser)
     arguments = _parse(parser, argv)
@@ -152,7 +155,7 @@ def _parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpa
     """Parse, with key=value overrides allowed before and after the options."""
     for text in sys.argv[1:] if argv is None else argv:
         if any("\ud800" <= letter <= "\udfff" for letter in text):
-            parser.error(f"{text!a}: is not UTF-8, as all that is written has to be; rename it")
+            parser.error(_not_text(text))
     arguments, rest = parser.parse_known_args(argv)
     foreign = [text for text in rest if text.startswith("-") or "=" not in text]
     if foreign or (rest and not hasattr(arguments, "overrides")):
@@ -210,8 +213,8 @@ def explain(error: BaseException) -> str | None:
         return f"the GPU's memory ran out ({str(error).splitlines()[0]}); {_SMALLER}{GO_ON}"
     if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop"):  # pathlib's
         return f"{error}: its links lead back to it; remove them, or name another file or folder"
-    if isinstance(error, UnicodeEncodeError) and "surrogates" in error.reason:
-        return f"{error.object[:200]!a} is not UTF-8: rename that file or folder, and those above"
+    if isinstance(error, UnicodeEncodeError) and (_is_narrow() or "surrogates" in error.reason):
+        return _not_text(error.object[:200])
     operation, is_nondeterministic, _ = str(error).partition(_NONDETERMINISTIC)
     if is_nondeterministic:
         return (
@@ -231,6 +234,21 @@ def explain(error: BaseException) -> str | None:
     if isinstance(error, OSError):
         return f"{where}{error.strerror or error}; {_ANOTHER}{GO_ON}"
     return None
+
+
+def _is_narrow() -> bool:
+    """Whether the locale has letters of its own only, and no others."""
+    return sys.getfilesystemencoding() != "utf-8"
+
+
+def _not_text(text: str) -> str:
+    """Message for a name that cannot be written, or not in this locale."""
+    if _is_narrow():
+        return (
+            f"{text!a}: this locale ({sys.getfilesystemencoding()}) lacks letters of that name; "
+            "set the environment variable LC_ALL=C.UTF-8 or PYTHONUTF8=1, and try again"
+        )
+    return f"{text!a} is not UTF-8, as all that is written has to be: rename it, or a folder above"
 
 
 def _plugin_place(error: BaseException) -> str | None:

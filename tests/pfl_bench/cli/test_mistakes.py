@@ -15,6 +15,7 @@ import yaml
 
 from pfl_bench.cli.main import explain, main
 from pfl_bench.config.yaml_text import parse_yaml
+from tests.helpers import REPOSITORY
 
 Capture = pytest.CaptureFixture[str]
 
@@ -208,10 +209,35 @@ def test_traces_replace_no_other_archive(tmp_path: Path, capsys: Capture) -> Non
 def test_names_that_are_not_utf_8(tmp_path: Path, capsys: Capture) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["run", "demo/federated", "--out", f"{tmp_path}/Z\udcfcrich"])
-    assert r"Z\udcfcrich': is not UTF-8" in capsys.readouterr().err
+    assert r"Z\udcfcrich' is not UTF-8" in capsys.readouterr().err
     with pytest.raises(UnicodeEncodeError) as raised:
         "\udcfc".encode()
-    assert "rename that file or folder" in str(explain(raised.value))
+    assert "rename it, or a folder above" in str(explain(raised.value))
+
+
+def test_a_locale_without_letters(tmp_path: Path) -> None:
+    home = tmp_path / "größe"
+    home.mkdir()
+    variables = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    env = {**os.environ, **variables, "PYTHONPATH": str(REPOSITORY)}
+
+    def pfl_bench(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "pfl_bench", *words]
+        return subprocess.run(command, cwd=home, env=env, capture_output=True, text=True)
+
+    # A name beyond the locale, in an argument and in a row.
+    row = home / "row.yaml"
+    text = (REPOSITORY / "configs" / "demo" / "federated.yaml").read_text(encoding="utf-8")
+    row.write_text(f"{text}\nplugins: [plugü]\n", encoding="utf-8")
+    for words in (["run", "demo/federated", "--out", "größe"], ["show", "row.yaml"]):
+        done = pfl_bench(*words)
+        assert done.returncode == 2, done.stderr
+        assert "this locale (ascii) lacks letters" in done.stderr
+        assert "LC_ALL=C.UTF-8" in done.stderr
+    # What is printed has letters beyond it.
+    done = pfl_bench("show", "demo/federated", "--no-estimate")
+    assert done.returncode == 0, done.stderr
+    assert r"\xb1" in done.stdout
 
 
 def test_a_closed_output(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
