@@ -18,7 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypedDict, Unpack, cast
 
-from pfl_bench.types import ConfigError, did_you_mean
+from pfl_bench.types import ConfigError, did_you_mean, returned
 from privacy.accountant import check_accountant
 from privacy.amplification import (
     Composition,
@@ -270,4 +270,6 @@ def module_description(mechanism: str) -> Description | None:
 
     if mechanism not in plugins.available(plugins.MECHANISM):
         return None
-    return getattr(plugins.load(plugins.MECHANISM, mechanism), "DESCRIPTION", None)
+    module = plugins.load(plugins.MECHANISM, mechanism)
+    found = getattr(module, "DESCRIPTION", None)
+    return None if found is None else returned(module, "DESCRIPTION", found, Description)

@@ -19,9 +19,9 @@ from pfl_bench.federated.parts import FederatedParts, build_mechanism
 from pfl_bench.federated.private_seed import OtherSeedError
 from pfl_bench.profiling import phase
 from pfl_bench.rng import Purpose, stream
-from pfl_bench.types import ConfigError, Participants
+from pfl_bench.types import ConfigError, Participants, returned
 from privacy.aggregate import Aggregate
-from privacy.description import Columns
+from privacy.description import Columns, Description
 from privacy.ledger import Ledger
 from privacy.mechanism import Mechanism, NoiseScale, Release
 from privacy.plan.checks import check_users
@@ -104,7 +104,7 @@ def _plan_request(parts: FederatedParts, participants: Participants) -> PlanRequ
 
 def make_observer(mechanism: Mechanism, noise: NoiseScale, num_parameters: int) -> Observer:
     """Make what watches a private run's rounds; with very large P it probes one client of each."""
-    stated = mechanism.description
+    stated = returned(mechanism, "description", mechanism.description, Description)
     return Observer(
         noise.cohort_size, stated.norm, num_parameters <= WATCH_ALL, stated.clips_to_bound
     )

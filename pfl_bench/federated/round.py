@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -15,7 +16,13 @@ from pfl_bench.federated.state_watch import StateWatch
 from pfl_bench.federated.workers.messages import SharedTraining
 from pfl_bench.profiling import phase
 from pfl_bench.rng import Purpose, stream
-from pfl_bench.types import Participants, RoundStatistics, returned
+from pfl_bench.types import (
+    Participants,
+    PluginError,
+    RoundStatistics,
+    place_of,
+    returned,
+)
 from privacy.mechanism import Release
 from privacy.noise.prefetched_noise import prefetched_release
 
@@ -71,8 +78,7 @@ def run_round(
     contributions, num_clipped = aggregate.num_contributions, aggregate.num_clipped
     rounds.add_canaries(aggregate, index)
     with phase("noise"):
-        release = returned(mechanism, "release", released(aggregate), Release)
-        returned(mechanism, "release", release.mean_update, Tensor, run.central.shape)
+        release = _checked(released(aggregate), mechanism, run.central)
     del released  # what was drawn ahead takes memory
 
     rounds.record(index, users, release, aggregate, counted.users)
@@ -89,6 +95,26 @@ def run_round(
         **_scalars(run, index, release, counted, contributions),
         **rounds.scalars(release, num_clipped / max(1, contributions)),
     }
+
+
+def _checked(release: Release, mechanism: object, central: Tensor) -> Release:
+    """The round's release, with a mean like ``central``, of shape (P,), and finite numbers."""
+    found = returned(mechanism, "release", release, Release)
+    mean = returned(mechanism, "release", found.mean_update, Tensor, central.shape)
+    given = {f.name: getattr(found, f.name) for f in fields(found) if f.name != "mean_update"}
+    wrong = [
+        f"{name}={value!r:.60}"
+        for name, value in given.items()
+        if value is not None and not (isinstance(value, int | float) and math.isfinite(value))
+    ]
+    if mean.dtype != central.dtype:
+        wrong.append(f"a mean_update of {mean.dtype}")
+    if wrong:
+        raise PluginError(
+            f"{place_of(mechanism, 'release')} returns a Release with {', '.join(wrong)}, but must "
+            f"return one with finite numbers and a mean_update of {central.dtype}"
+        )
+    return found
 
 
 def _tell_algorithm(run: RoundParts, counted: RoundStatistics) -> None:

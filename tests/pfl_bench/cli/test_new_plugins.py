@@ -205,6 +205,26 @@ RETURNS = {
         "mechanism", "share * drawn.sum(0)),", "share * drawn.sum(0))[:3],",
         "Mine.release returns a Tensor of shape (3,), but must return a Tensor of shape (650,)",
     ),
+    "text_as_noise": (
+        "mechanism", "update_noise_stddev=stddev", "update_noise_stddev='x'",
+        "Mine.release returns a Release with update_noise_stddev='x', but must return one with",
+    ),
+    "noise_not_finite": (
+        "mechanism", "update_noise_stddev=stddev", "update_noise_stddev=float('nan')",
+        "Mine.release returns a Release with update_noise_stddev=nan, but must return one with",
+    ),
+    "double_mean": (
+        "mechanism", "share * drawn.sum(0)),", "share * drawn.sum(0)).double(),",
+        "Mine.release returns a Release with a mean_update of torch.float64, but must return",
+    ),
+    "no_description": (
+        "mechanism", "    description = DESCRIPTION", "    description = None",
+        "Mine.description returns a NoneType, but must return a Description",
+    ),
+    "text_as_description": (
+        "mechanism", "class Options(", "DESCRIPTION = 'noise'\n\n\nclass Options(",
+        "returns a str, but must return a Description",
+    ),
     "no_bytes": (
         "compression", "math.ceil(fraction * num_parameters * BYTES_PER_PARAMETER)", "float('nan')",
         "Mine.__init__: num_bytes is nan, but must be what a compressed update takes, above 0",
