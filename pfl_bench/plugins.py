@@ -3,15 +3,13 @@
 A task is a folder with ``task.py`` and ``models.py``; each other plug-in is one file. Every plug-in
 module exposes a function, ``build`` for most kinds, and a pydantic model ``Options`` (except a
 launcher). Nothing is registered by hand, and nothing is imported that is not asked for. Plug-ins
-are found in three places:
+are found in three places, and a name that two places have is refused:
 
 * in the packages of this distribution (``tasks``, ``pfl_bench.federated.algorithms``, ...);
 * in folders of the user (``add_folder``, ``--plugins DIR``, ``plugins:`` in a row), which have a
   subfolder a kind: ``DIR/algorithms/momentum.py``, ``DIR/tasks/coins/task.py``;
 * in installed packages, by entry points in the groups ``pfl_bench.tasks``,
   ``pfl_bench.algorithms``, ...: the name is the plug-in's, the value its module (a task's folder).
-
-A name that two places have is refused.
 """
 
 from __future__ import annotations
@@ -97,10 +95,7 @@ GROUPS = tuple(dict.fromkeys(kind.group for kind in KINDS if kind.group is not N
 
 
 def add_folder(folder: Path) -> None:
-    """Find plug-ins in a user's folder too, in this process and those that it starts.
-
-    It has at least one subfolder of ``GROUPS``; else a PluginError is raised.
-    """
+    """Find plug-ins in a user's folder too; PluginError if it has no subfolder of ``GROUPS``."""
     place = str(folder.resolve())
     if place in __path__:
         return
@@ -274,8 +269,12 @@ def options_type(kind: PluginKind, name: str) -> type[BaseModel]:
 
 
 def build(kind: PluginKind, name: str, options: BaseModel, *args: Any) -> Any:
-    """Build a plug-in from validated options."""
-    return load(kind, name).build(options, *args)
+    """Build a plug-in from validated options; PluginError if its ``build`` returns None."""
+    built = load(kind, name).build(options, *args)
+    if built is None and kind is not TRACKER:  # which its options may turn off
+        file = _file_of(module_of(kind, name))
+        raise PluginError(f"the {kind.word} '{name}' ({file}): build() returns None; return it")
+    return built
 
 
 def checked(built: object, base: type[_Base], kind: PluginKind, name: str) -> _Base:

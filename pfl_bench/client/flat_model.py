@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.parameter import is_lazy
 
 from pfl_bench.client.factored_gradients import FactoredGradient
 from pfl_bench.types import UserInputError
@@ -44,6 +45,11 @@ class FlatModel:
     def __init__(
         self, module: nn.Module, device: torch.device, channels_last: bool = False
     ) -> None:
+        if not isinstance(module, nn.Module):
+            raise UserInputError(f"the model is a {type(module).__name__}, but has to be a Module")
+        lazy = [n for n, p in module.named_parameters() if is_lazy(p)]
+        if lazy:
+            raise UserInputError(f"the model has parameters without shape: {lazy}; give sizes")
         self.module = module.to(device)
         self.parameters = [p for p in module.parameters() if p.requires_grad]
         odd = [n for n, p in module.named_parameters() if p.dtype != torch.float32]

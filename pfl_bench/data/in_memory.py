@@ -53,6 +53,9 @@ class InMemorySplit:
         offsets: Shape (U + 1,), int64: user u owns the examples ``offsets[u]:offsets[u + 1]``.
         client_ids: The users' U names.
 
+    Raises:
+        DataError: Offsets, names, inputs and targets contradict each other.
+
     Attributes:
         name: Name of the split.
         offsets: As given.
@@ -68,6 +71,16 @@ class InMemorySplit:
         offsets: NDArray[np.int64],
         client_ids: Sequence[str],
     ) -> None:
+        begins, are_whole = offsets[:1].tolist() == [0], offsets.dtype.kind in "iu"
+        are_sorted = are_whole and begins and bool((offsets[1:] >= offsets[:-1]).all())
+        all_sizes = {len(inputs), len(targets), *offsets[-1:].tolist()}
+        if not are_sorted or len(offsets) != len(client_ids) + 1 or len(all_sizes) > 1:
+            raise DataError(
+                f"split {name!r}: {len(offsets)} offsets of {offsets.dtype} from {offsets[:1]} to "
+                f"{offsets[-1:]} for {len(client_ids)} client_ids, {len(inputs)} inputs and "
+                f"{len(targets)} targets; offsets are whole numbers, one more than client_ids, "
+                "that begin at 0, never fall, and end at the number of inputs and of targets"
+            )
         self.name = name
         self.offsets = offsets
         self.num_users = len(offsets) - 1

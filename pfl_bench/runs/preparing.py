@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from pfl_bench import plugins
 from pfl_bench.client import precision
@@ -21,7 +24,17 @@ from pfl_bench.federated.parts import FederatedParts, RunParts, build_run
 from pfl_bench.federated.workers.start import start_workers
 from pfl_bench.metrics import MetricDirections
 from pfl_bench.runs.environment import environment
-from pfl_bench.types import ConfigError, DepartsFromRow, Task, Trainer, WorkerGroup
+from pfl_bench.types import (
+    ConfigError,
+    DataError,
+    DepartsFromRow,
+    FederatedSplit,
+    PluginError,
+    Task,
+    Trainer,
+    UserInputError,
+    WorkerGroup,
+)
 
 
 @dataclass(frozen=True)
@@ -80,7 +93,7 @@ def prepare(
         notice(f"model: {departure}")
     # Before the trainer is built, which may hook the model for gradients of single examples.
     train = parts.task.split("train")
-    step = measure_step(parts.forward, parts.model, train)
+    step = _first_step(parts, train)
     directions = MetricDirections.of(families_of(parts.task, config))
     start = initial_loss(parts.forward, train)
     if config.federated is not None:
@@ -96,6 +109,31 @@ def prepare(
         config, parts.task, parts.model, parts.forward, trainer.personal, group, trainer.beside
     )
     return PreparedRun(parts, trainer, evaluator, group, step, directions, start, departure)
+
+
+def _first_step(parts: RunParts, train: FederatedSplit) -> StepFlops:
+    """Cost of a training step: the first, by which a user's task shows whether its parts fit."""
+    if not train.num_examples:
+        raise DataError("the split 'train' has no examples; give its users at least one")
+    try:
+        return measure_step(parts.forward, parts.model, train)
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        name = parts.resolved.tree["task"]["name"]
+        if plugins.origin_of(plugins.TASK, name) is None or isinstance(
+            error, UserInputError | torch.OutOfMemoryError
+        ):
+            raise
+        folder = str(Path(str(plugins.spec_of(plugins.MODEL, name).origin)).parent)
+        frames = traceback.extract_tb(error.__traceback__)
+        if any(frame.filename.startswith(folder) for frame in frames):
+            raise
+        one = train.read_range(0, 1)
+        inputs, targets = (f"{tuple(x.shape[1:])}, {x.dtype}" for x in (one.inputs, one.targets))
+        file = plugins.spec_of(plugins.TASK, name).origin
+        raise PluginError(
+            f"task '{name}' ({file}): its data, model and loss do not fit: {error}. An example "
+            f"has inputs of shape {inputs}, and targets of shape {targets}; mend one of the three"
+        ) from error
 
 
 def _check_splits(options: EvaluationOptions, task: Task) -> None:

@@ -165,7 +165,7 @@ BROKEN = {
         "task mine: data", "two builds",
     ),
     "wrong_names": (
-        "task", [("for user in range(users)]", "for user in range(1)]")],
+        "task", [("for user in range(users)]", "for user in [0] * users]")],
         "task mine: data", "client_ids gives 1 different names",
     ),
 }  # fmt: skip
@@ -224,6 +224,13 @@ RETURNS = {
     "text_as_description": (
         "mechanism", "class Options(", "DESCRIPTION = 'noise'\n\n\nclass Options(",
         "returns a str, but must return a Description",
+    ),
+    "no_task": (
+        "task", "return MineTask(", "MineTask(", "build() returns None; return it",
+    ),
+    "double_inputs": (
+        "task", "torch.from_numpy(throws)", "torch.from_numpy(throws).double()",
+        "An example has inputs of shape (8,), torch.float64, and targets of shape (), torch.int64",
     ),
     "no_bytes": (
         "compression", "math.ceil(fraction * num_parameters * BYTES_PER_PARAMETER)", "float('nan')",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from pfl_bench.federated.parts import build_forward, build_model, build_task
 from pfl_bench.files import read_metrics
 from pfl_bench.runs.checkpoint import load_latest
 from pfl_bench.runs.runner import run
-from pfl_bench.types import ConfigError, Examples
+from pfl_bench.types import ConfigError, Examples, UserInputError
 from tests.helpers import make_config
 
 CPU = torch.device("cpu")
@@ -306,3 +307,14 @@ def test_measuring_the_model_of_a_row_takes_no_time() -> None:
     started = time.perf_counter()
     measure_step(forward, model, task.split("train"))
     assert time.perf_counter() - started < 1
+
+
+def test_what_is_no_module_and_layers_without_a_size_are_refused() -> None:
+    function: Any = lambda inputs: inputs  # noqa: E731
+    with pytest.raises(UserInputError, match="the model is a function, but has to be a Module"):
+        FlatModel(function, CPU)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch's, of lazy layers
+        lazy = nn.LazyLinear(2)
+    with pytest.raises(UserInputError, match=r"without shape: \['weight', 'bias'\]; give sizes"):
+        FlatModel(lazy, CPU)
