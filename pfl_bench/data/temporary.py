@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import glob
 import os
 import re
@@ -82,7 +83,15 @@ def new_folder(out: Path, what: str) -> Iterator[Path]:
         partial.mkdir()
         lock = lock_path(partial)
         yield partial
-        partial.replace(out)
+        try:
+            partial.replace(out)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            raise DataError(
+                f"{out}: another process has made this folder meanwhile, and what this one has "
+                "generated is dropped; use that folder, or give another --out"
+            ) from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
         if lock is not None:

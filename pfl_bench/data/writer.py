@@ -231,8 +231,8 @@ class StoreWriter(SpooledExamples):
 
     def _cannot_write(self, error: OSError) -> DataError:
         others = f".{glob.escape(self.path.name)}.partial-*"
-        own = self._temporary and self._temporary.path
-        leftovers = [str(path) for path in self.path.parent.glob(others) if path != own]
+        own = self._temporary and self._temporary.path.name
+        leftovers = [str(path) for path in self.path.parent.glob(others) if path.name != own]
         hint = f" Killed runs left {leftovers}: remove them if none is running." * bool(leftovers)
         spooled = sum(spool.total_bytes() for spool in self._spools.values())
         return DataError(

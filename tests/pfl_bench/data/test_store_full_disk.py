@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from pfl_bench.data.spool import Spool
+from pfl_bench.types import DataError
 from tests.helpers import REPOSITORY
-from tests.pfl_bench.data.store_samples import FIELDS
+from tests.pfl_bench.data.store_samples import FIELDS, data, writer
 
 # Every attempt is a process of its own, since what is tested once killed it; they are forked,
 # since importing costs more than all attempts.
@@ -135,3 +136,19 @@ def test_temporary_files_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "train.targets.raw").mkdir()  # in the way of the second file
     with pytest.raises(OSError, match=r"train\.targets\.raw"):
         Spool(tmp_path, "train", FIELDS)  # a file left open would be a warning, so an error
+
+
+def test_its_own_temporary_folder_is_no_leftover(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*given: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".toy.h5.partial-elsewhere").mkdir()
+    monkeypatch.setattr(Spool, "append", full)
+    with (
+        pytest.raises(DataError, match=r"Killed runs left \['\.toy\.h5\.partial-elsewhere'\]"),
+        writer(Path("toy.h5")) as store,
+    ):
+        store.append("train", "a", **data())

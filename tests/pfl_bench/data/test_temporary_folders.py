@@ -13,6 +13,7 @@ import pytest
 from pfl_bench.data import new_folder
 from pfl_bench.data.temporary import TemporaryFolder, remove_leftovers
 from pfl_bench.files import write_atomically
+from pfl_bench.types import DataError
 from tests.helpers import REPOSITORY
 
 HOLD = """
@@ -29,6 +30,7 @@ WRITE = """
 import sys, time
 from pathlib import Path
 from pfl_bench.files import write_atomically
+from pfl_bench.types import DataError
 def content(file):
     print(file.name, flush=True)
     time.sleep(600)
@@ -115,3 +117,13 @@ def test_the_next_generation_removes_a_killed_one_s_files(tmp_path: Path) -> Non
     with new_folder(tmp_path / "made", "pictures") as folder:
         (folder / "picture").write_text("whole")
     assert os.listdir(tmp_path) == ["made"]
+
+
+def test_a_folder_that_another_process_made_meanwhile_is_kept(tmp_path: Path) -> None:
+    out = tmp_path / "raw"
+    with (
+        pytest.raises(DataError, match="another process has made this folder meanwhile"),
+        new_folder(out, "data"),
+    ):
+        (out / "theirs").mkdir(parents=True)
+    assert [path.name for path in tmp_path.rglob("*")] == ["raw", "theirs"]
