@@ -67,7 +67,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")  # as standard error does
     parser = build_parser()
     complete(parser)
-    arguments = _parse(parser, argv)
+    try:
+        arguments = _parse(parser, argv)
+    except SystemExit as ended:
+        words = sys.argv[1:] if argv is None else argv
+        dashed = next((text for text in words if text[:1] == "-" and os.path.exists(text)), None)
+        if dashed is not None and ended.code == EXIT_INPUT:
+            say(f"pfl-bench: there is a file or folder {dashed} here: to name it, write ./{dashed}")
+        raise
     try:
         code = _command(parser, arguments)
         _flush()

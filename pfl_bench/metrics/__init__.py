@@ -8,7 +8,7 @@ a run in tables and in the line of progress, ``HEADLINES`` (a tuple of names, th
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,15 +47,18 @@ class MetricDirections:
         headlines: dict[str, None] = {}
         for name in families:
             family = plugins.load(plugins.METRIC, name)
-            try:
-                lower |= frozenset(family.LOWER_IS_BETTER)
-                headlines |= dict.fromkeys(family.HEADLINES)
-            except AttributeError as error:
-                raise PluginError(
-                    f"the metric family '{name}' has no {error.name}; its module says which of its "
-                    "values are better when lower, such as LOWER_IS_BETTER = frozenset({'loss'}), "
-                    "and which speak for a run, such as HEADLINES = ('accuracy',)"
-                ) from None
+            for key in ("LOWER_IS_BETTER", "HEADLINES"):
+                stated = getattr(family, key, None)
+                if isinstance(stated, str) or not isinstance(stated, Collection):
+                    what = f"no {key}" if stated is None else f"the {key} {stated!r:.60}"
+                    raise PluginError(
+                        f"the metric family '{name}' has {what}; its module says which of its "
+                        "values are better when lower, such as LOWER_IS_BETTER = "
+                        "frozenset({'loss'}), and which speak for a run, such as HEADLINES = "
+                        "('accuracy',)"
+                    )
+            lower |= frozenset(family.LOWER_IS_BETTER)
+            headlines |= dict.fromkeys(family.HEADLINES)
         return cls(lower, tuple(headlines))
 
     @classmethod

@@ -215,6 +215,21 @@ def test_names_that_are_not_utf_8(tmp_path: Path, capsys: Capture) -> None:
     assert "rename it, or a folder above" in str(explain(raised.value))
 
 
+def test_a_folder_whose_name_begins_with_a_dash(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("-x", "sound"):
+        (tmp_path / name).mkdir()
+    for words in (["report", "-x"], ["report", "sound", "-x"]):
+        with pytest.raises(SystemExit, match="2"):
+            main(words)
+        assert "to name it, write ./-x" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main(["report", "-y"])
+    assert "write ./" not in capsys.readouterr().err
+
+
 def test_a_locale_without_letters(tmp_path: Path) -> None:
     home = tmp_path / "größe"
     home.mkdir()

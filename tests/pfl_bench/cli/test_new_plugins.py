@@ -160,6 +160,14 @@ BROKEN = {
         "row rows/mine: run", "compressions/mine.py, class Mine: AttributeError: 'Mine' object has "
         "no attribute '_dense'",
     ),
+    "text_as_headline": (
+        "metric", [('HEADLINES = ("mine",)', 'HEADLINES = "mine"')],
+        "metric family mine: directions", "has the HEADLINES 'mine'",
+    ),
+    "none_as_direction": (
+        "metric", [('LOWER_IS_BETTER = frozenset({"mine"})', "LOWER_IS_BETTER = 1")],
+        "metric family mine: directions", "has the LOWER_IS_BETTER 1",
+    ),
     "drawn_anew": (
         "task", [("np.random.default_rng(place)", "np.random.default_rng()")],
         "task mine: data", "two builds",
