@@ -266,6 +266,30 @@ def test_points_with_several_plans_are_all_accounted(
         ("private_federated", {"selection": {"distribution": "poisson"}}, [], "give mean"),
         ("private_federated", {}, ["task.split_by=example"], "training users' own examples"),
         ("private_federated", {}, ["--only", "1"], "--only belongs to"),
+        (
+            "private_federated",
+            {"grid": {"privacy.delta": [1e-3, 1e-4]}},
+            [],
+            "the points of the grid have several deltas (simulated: [0.0001, 0.001])",
+        ),
+        (
+            "private_federated",
+            {"grid": {"federated.num_rounds": [2, 3]}},
+            ["privacy.mechanism={name: banded_matrix_factorization, clip_norm: 0.5, bands: 2}"],
+            "the grid has several numbers of rounds, and the noise of banded_matrix_factorization",
+        ),
+        (
+            "private_federated",
+            {"halving": {"rounds": 1, "factor": 2}},
+            [],
+            "halving: a selection draws whole runs",
+        ),
+        (
+            "private_federated",
+            {"random": {"runs": 1, "seed": 1}},
+            [],
+            "random: a selection draws points of the grid itself",
+        ),
     ],
 )
 def test_what_has_no_price_is_refused_before_any_run(

@@ -115,6 +115,10 @@ def test_a_wrong_override_is_blamed_in_plain_words(
         ({"systems": {"source": {"name": "x"}}}, f"systems.source.name: {NO_SOURCE}"),
         ({"expected": [{"metric": 1}]}, "expected.0.metric: must be text (given: 1)"),
         ({"version": 7}, "version: 7 is not 1"),
+        (
+            {"evaluation__budgets": [{"metric": "test/accuracy", "value": 0.9}]},
+            "evaluation: budgets: 'test/accuracy' names a split that is not in splits: ['val']",
+        ),
     ],
 )
 def test_a_wrong_value_of_the_file_is_blamed_on_the_file(
@@ -131,6 +135,10 @@ def test_a_wrong_value_of_the_file_is_blamed_on_the_file(
     ("override", "words"),
     [
         ("evaluation.select_best=test/accuracy", "evaluation: select_best 'test/accuracy' names"),
+        (
+            "privacy.statistics={noise_multiplier: 1, mean_clip_norm: 1, square_clip_norm: 1}",
+            "privacy.statistics is of central training, whose unit is an example",
+        ),
         ("federated.algorithm.name=fedprox", "federated.algorithm.proximal_weight: required, but"),
         ("privacy.mechanism.name=laplace", "privacy.mechanism.quantile: unknown key"),
         ("central.num_epochs=2", "central: this row has no section 'central'"),
