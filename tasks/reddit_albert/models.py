@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from pfl_bench.data import parse_json
-from pfl_bench.types import ConfigError, DataError, DataFacts
+from pfl_bench.types import DataError, DataFacts
 from tasks.common.options import StrictOptions, check_inputs
 from tasks.common.sources import reason
 from tasks.common.text.words import import_transformers
@@ -27,17 +27,14 @@ WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 def random_albert(vocabulary_size: int, sizes: dict[str, Any]) -> nn.Module:
     """Build ALBERT with weights drawn from torch's global generator.
 
-    The ``sizes`` are settings of ``transformers.AlbertConfig``; those that do not go together are
-    refused.
+    The ``sizes`` are settings of ``transformers.AlbertConfig`` that go together, as ``Options``
+    checks.
     """
     transformers = import_transformers("reddit_albert", "albert")
-    try:
-        config = transformers.AlbertConfig(
-            vocab_size=vocabulary_size, max_position_embeddings=MOST_POSITIONS, **sizes
-        )
-        module: nn.Module = transformers.AlbertForMaskedLM(config)
-    except ValueError as error:
-        raise ConfigError(f"model albert: {error}; change the sizes") from error
+    config = transformers.AlbertConfig(
+        vocab_size=vocabulary_size, max_position_embeddings=MOST_POSITIONS, **sizes
+    )
+    module: nn.Module = transformers.AlbertForMaskedLM(config)
     return module
 
 
@@ -50,7 +47,12 @@ def load_albert(folder: Path, vocabulary_size: int) -> nn.Module:
     _check_folder(folder, vocabulary_size)
     try:
         module, info = transformers.AlbertForMaskedLM.from_pretrained(
-            folder, local_files_only=True, output_loading_info=True, dtype="float32"
+            folder,
+            local_files_only=True,
+            output_loading_info=True,
+            # Reported then, and refused below.
+            ignore_mismatched_sizes=True,
+            dtype="float32",
         )
     # What a damaged file raises is the choice of whichever library reads it.
     except Exception as error:
@@ -78,7 +80,9 @@ def _check_folder(folder: Path, vocabulary_size: int) -> None:
         raise DataError(f"model.weights: {path} is not JSON ({error}); copy it again") from error
     kind = config.get("model_type") if isinstance(config, dict) else None
     if kind != "albert":
-        raise DataError(f"model.weights: {path} is of a model {kind!r}, not 'albert'")
+        raise DataError(
+            f"model.weights: {path} is of a model {kind!r:.40}, not 'albert'; give ALBERT's folder"
+        )
     if config.get("vocab_size") != vocabulary_size:
         raise DataError(
             f"model.weights: {path} has {config.get('vocab_size')} tokens and the data "

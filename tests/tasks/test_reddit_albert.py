@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import json
 import math
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from pfl_bench.config.loading import resolve
 from pfl_bench.runs.runner import run
 from pfl_bench.types import ConfigError, DataError, DataFacts, TransformsBatches
 from tasks.reddit_albert import generate, models, prepare, task
-from tasks.reddit_albert.task import FIRST_WORD, HIDDEN, MASK_ID, NOT_COUNTED, HideTokens
+from tasks.reddit_albert.task import FIRST_WORD, HIDDEN, MASK_ID, NOT_COUNTED, SPECIAL, HideTokens
 
 SMALL = {
     "embedding_size": 8,
@@ -222,6 +224,25 @@ def test_weights_of_a_folder_are_loaded_or_refused(tmp_path: Path) -> None:
         models.Options(name="albert", hidden_size=10, num_attention_heads=3)
 
 
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        (None, r"config\.json is not JSON .*; copy it again"),
+        ({"model_type": "bert"}, r"config\.json is of a model 'bert', not 'albert'; give ALBERT's"),
+        ({"intermediate_size": 48}, r"or has them in other shapes: \('albert\.encoder.*; give a"),
+    ],
+)
+def test_a_folder_of_another_model_is_refused(
+    tmp_path: Path, changes: dict[str, Any] | None, told: str
+) -> None:
+    albert().albert.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text("{" if changes is None else json.dumps(config | changes))
+    with pytest.raises(DataError, match=told):
+        albert(weights=str(tmp_path))
+
+
 def write_texts(folder: Path, **texts: str) -> Path:
     for name, text in texts.items():
         path = folder / f"{name.replace('__', '/')}.txt"
@@ -280,9 +301,9 @@ def test_what_is_no_text_is_named(tmp_path: Path) -> None:
         prepare.prepare(source, tmp_path / "a.h5", prepare.Options(), silent)
 
 
-def write_tokenizer(folder: Path) -> Path:
+def write_tokenizer(folder: Path, special: Sequence[str] = SPECIAL) -> Path:
     transformers = pytest.importorskip("transformers", reason="the extra albert is not installed")
-    pieces = ["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]", "▁a", "▁b", "c"]
+    pieces = [*special, "▁a", "▁b", "c"]
     vocabulary = [(piece, -float(place)) for place, piece in enumerate(pieces)]
     transformers.AlbertTokenizer(vocab=vocabulary).save_pretrained(folder)
     return folder
@@ -314,6 +335,19 @@ def test_tokenizers_that_are_missing_or_damaged_are_told(tmp_path: Path) -> None
     (folder / "tokenizer.json").write_text("{", encoding="utf-8")
     with pytest.raises(DataError, match="cannot be loaded"):
         prepare.Pieces(folder)
+
+
+def test_tokenizers_of_other_or_too_many_tokens_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = write_tokenizer(tmp_path / "other", SPECIAL[::-1])
+    with pytest.raises(DataError, match=r"first tokens are \[MASK\], .* of 8, but ALBERT's are"):
+        prepare.Pieces(other)
+    monkeypatch.setattr(prepare, "MOST_TOKENS", 7)
+    options = prepare.Options(tokenizer=str(write_tokenizer(tmp_path / "large")))
+    source = write_texts(tmp_path / "raw", train__ann="a b")
+    with pytest.raises(DataError, match=r"large: 8 tokens, and the store has room for .* of 7;"):
+        prepare.prepare(source, tmp_path / "a.h5", options, silent)
 
 
 def test_iid_deals_the_training_blocks(store: Path) -> None:
