@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,8 +112,9 @@ def _names(user: LeafUser, where: str) -> list[str]:
                 f"{where}: image {place} of 'x' is {name!r:.40}; LEAF's CelebA has names of files "
                 "such as '000001.jpg': is this another LEAF data set?"
             )
-    if len(set(user.x)) < len(user.x):
-        raise DataError(f"{where}: has an image twice in 'x'; get the file anew")
+    name, times = Counter(user.x).most_common(1)[0]
+    if times > 1:
+        raise DataError(f"{where}: image {name} is {times} times in 'x'; get the file anew")
     return user.x
 
 

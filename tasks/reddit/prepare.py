@@ -49,7 +49,7 @@ def _comments(
             ) from error
         name = y["subreddit"]
         if not isinstance(name, str) or not name:
-            raise DataError(f"{here}: subreddit is {name!r}; it must be a name")
+            raise DataError(f"{here}: subreddit is {name!r:.40}; it must be a name, as text")
         numbers.append(subreddits.setdefault(name, len(subreddits)))
     return {
         "text": texts,

@@ -129,7 +129,10 @@ def counted_vocabulary(counter: TokenCounter, size: int, rule: Rule) -> Vocabula
     """
     words, facts = counter.most_common(size - (3 if rule == "leaf-code" else 2))
     if not words:
-        raise DataError("the training comments have no token, so there is no vocabulary")
+        raise DataError(
+            f"the training comments have no token but {PAD} and {UNK}, so there is no vocabulary; "
+            "get the files anew, or give a vocabulary by vocabulary=FILE"
+        )
     tokens = [PAD, UNK, *words]
     if rule == "leaf-code" and len(tokens) == size - 1:
         tokens.append(_unused(size - 1))

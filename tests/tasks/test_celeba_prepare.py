@@ -459,6 +459,12 @@ def test_json_with_an_image_twice_or_another_label_is_refused(
     with pytest.raises(ConfigError, match="LEAF's JSON tells Smiling alone"):
         prepared(leaf_source, tmp_path / "out.h5", label="Male")
     first, second = document["users"][:2]
+    names = document["user_data"][first]["x"]
+    kept, names[0] = names[0], names[1]
+    path.write_text(json.dumps(document))
+    with pytest.raises(DataError, match=f"user '{first}': image {names[1]} is 2 times in 'x'"):
+        prepared(leaf_source, tmp_path / "out.h5")
+    names[0] = kept
     document["user_data"][second]["x"][0] = document["user_data"][first]["x"][0]
     path.write_text(json.dumps(document))
     with pytest.raises(DataError, match=f"user '{second}': image .* is in .*user '{first}' too"):

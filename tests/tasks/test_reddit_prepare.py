@@ -13,6 +13,7 @@ import pytest
 from pfl_bench.cli.main import main
 from pfl_bench.data import Store
 from pfl_bench.types import ConfigError, DataError
+from tasks.reddit import dumps, sequences
 from tasks.reddit.cleaning import Options
 from tasks.reddit.prepare import prepare
 from tasks.reddit.statistics import Options as StatisticsOptions
@@ -238,6 +239,12 @@ def break_users(content: dict[str, Any], kind: str) -> None:
         data["y"][0]["created_utc"] = "noon"
     elif kind == "token":
         data["x"][0][0][1] = data["y"][0]["target_tokens"][0][0] = "two\nlines"
+    elif kind == "no text":
+        data["x"][0][0][1] = 7
+    elif kind == "no sequence":
+        data["x"][1] = []
+    elif kind == "subreddit":
+        data["y"][1]["subreddit"] = ["pics"]
     elif kind == "many":
         content["num_samples"][0] = 2
     elif kind == "stranger":
@@ -253,6 +260,9 @@ def break_users(content: dict[str, Any], kind: str) -> None:
         ("label", "user '1', comment 2: 'y' must have target_tokens"),
         ("time", "user '1', comment 0: created_utc is 'noon'"),
         ("token", "user '1', comment 0: a token is empty or has a line feed"),
+        ("no text", "user '1', comment 0: x has a token that is no text"),
+        ("no sequence", "user '1', comment 1: x must be a list of sequences, at least one"),
+        ("subreddit", r"user '1', comment 1: subreddit is \['pics'\]; it must be a name, as text"),
         ("many", "user '1': 'num_samples' says 2 examples, but there are 3 in 'x'"),
         ("stranger", "user '9': has data but is not in 'users'"),
     ],
@@ -267,6 +277,24 @@ def test_damaged_json_is_named_by_file_and_user(tmp_path: Path, kind: str, says:
         prepare(tmp_path / "leaf", tmp_path / "r.h5", Options(), quiet)
     assert str(path) in str(caught.value)
     assert [found.name for found in tmp_path.iterdir()] == ["leaf"]
+
+
+def test_comments_without_a_token_make_no_vocabulary(tmp_path: Path) -> None:
+    splits = small_leaf()
+    empty = [["<PAD>"] * LENGTH]
+    for data in splits["train"].values():
+        data["x"] = [empty] * len(data["x"])
+        for y in data["y"]:
+            y |= {"target_tokens": empty, "count_tokens": [[0.0] * LENGTH]}
+    write_leaf(tmp_path / "leaf", splits)
+    with pytest.raises(DataError, match=r"no token but <PAD> and <UNK>.*by vocabulary=FILE"):
+        prepare(tmp_path / "leaf", tmp_path / "r.h5", Options(), quiet)
+
+
+def test_a_token_of_another_parser_that_is_no_text_is_refused() -> None:
+    # ijson's parser in C replaces it, the one in Python does not.
+    with pytest.raises(DataError, match="comment 3: a token is not valid Unicode"):
+        sequences.pack(["<BOS>", "\ud800"], ["\ud800", "<EOS>"], "comment 3")
 
 
 def test_cut_json_is_named_and_exits_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -387,6 +415,8 @@ def test_incomplete_comments_are_counted_and_the_first_named(tmp_path: Path) -> 
         ([{"title": "a submission"}], "no comment; the first thing in it: RC_2017-12, line 1"),
         ([], "RC_2017-12: empty"),
         ([dump_row("ann", 0, body="both")], "no comment is left"),
+        ([dump_row("ann", 0, created_utc=True)], "line 1: created_utc is 'True', no whole number"),
+        ([dump_row("ann", 0, created_utc=1 << 62)], "line 1: created_utc is '4611686018427387904'"),
         ([dump_row("ann", 0)], "min_examples = 5 drops all 1 users"),
     ],
 )
@@ -397,6 +427,15 @@ def test_dumps_of_which_nothing_is_left(
     with pytest.raises(DataError, match=says):
         prepare(tmp_path / "raw", tmp_path / "r.h5", WORDS, quiet)
     assert [path.name for path in tmp_path.iterdir()] == ["raw"]
+
+
+def test_a_line_longer_than_any_comment_is_no_dump(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dumps, "_LONGEST_LINE", 1 << 20)
+    write_dump(tmp_path / "raw", [dump_row("ann", 0), dump_row("ann", 1, body="x" * (5 << 20))])
+    with pytest.raises(DataError, match=r"RC_2017-12, line 2: longer than 1 MiB, so no comment"):
+        prepare(tmp_path / "raw", tmp_path / "r.h5", WORDS, quiet)
 
 
 def test_more_comments_wanted_than_allowed_is_refused(tmp_path: Path) -> None:

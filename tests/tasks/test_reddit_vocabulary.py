@@ -76,6 +76,21 @@ def test_a_pickle_is_refused_with_the_way_to_convert_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("v.txt", b"\xe9\n"),
+        ("v.json", b'["a"'),
+        ("v.json", b'["\\ud800"]'),
+        ("v.json", b"[" * 99),
+    ],
+)
+def test_what_is_neither_json_nor_text_is_told(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=rf"{name}: is neither JSON .* nor text in UTF-8"):
+        read_vocabulary(tmp_path / name)
+
+
+@pytest.mark.parametrize(
     ("content", "says"),
     [
         ({"vocab": {"<PAD>": 0, "<UNK>": 1, "a": 1}}, "clash"),

@@ -360,6 +360,19 @@ def test_a_vocabulary_can_be_given_by_a_file_of_vectors(tmp_path: Path) -> None:
     assert facts["vocabulary"]["from"] == "glove.txt"
 
 
+def test_texts_or_a_file_without_words_are_told(tmp_path: Path) -> None:
+    row = ("4", "1", "Mon", "q", "a", ":-)")
+    source = write_source(tmp_path / "raw", [row])
+    options = {"train_fraction": 1.0, "val_fraction": 0.0}
+    with pytest.raises(DataError, match=f"{source}: the texts of train have no word"):
+        prepared(source, tmp_path / "out.h5", **options)
+    vectors = tmp_path / "glove.txt"
+    for content, told in (("", "holds no word; give"), ("<UNK> 1\n", "no word but <PAD>, <UNK>")):
+        vectors.write_text(content)
+        with pytest.raises(DataError, match=f"{vectors}: .*{told}"):
+            prepared(source, tmp_path / "out.h5", vocabulary=str(vectors), **options)
+
+
 def test_vectors_are_found_by_word(tmp_path: Path) -> None:
     for path in (write_glove(tmp_path / "glove.txt"), write_embs(tmp_path / "embs.json")):
         vectors = read_vectors(path, {"day": 2, "good": 4, "night": 3}, 5)

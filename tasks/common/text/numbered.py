@@ -123,6 +123,8 @@ class NumberedWords:
             self.vocabulary = [*SPECIAL, *known][:given]
         self.ids = {w: number for number, w in enumerate(self.vocabulary) if number > UNKNOWN_ID}
         if not self.ids:
+            if self._given is not None:
+                raise DataError(f"{self.file}: has no word but {', '.join(SPECIAL)}; give words")
             raise DataError(f"{source}: the texts of train have no word; give texts that do")
 
     def convert(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
