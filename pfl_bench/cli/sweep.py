@@ -203,14 +203,16 @@ def _price(sweep: LoadedSweep, ran: _Runs, out: Path) -> list[str]:
     epsilons, problems = composed_epsilons(runs, accountant)
     if is_adaptive and (why := adaptive_problem(sweep, out)):
         epsilons, problems = {}, dict.fromkeys(SIDES, why)
-    record = {"runs": len(runs), "accountant": accountant, "epsilon": epsilons}
+    left = sum(summary is None for _, summary in ran)
+    also = f" {left} more not finished: what these have released comes to it." if left else ""
+    record = {"runs": len(runs), "unfinished": left, "accountant": accountant, "epsilon": epsilons}
     write_json(out / "composition.json", {**record, "problems": problems, "covers": _COVERS})
     told = [f"epsilon ({side}) {round_up(float(one), 4)}" for side, one in epsilons.items()]
     told += [f"no epsilon ({side}): {why}" for side, why in problems.items()]
     return [
         f"Privacy: {len(runs)} private run{'s' * (len(runs) != 1)} on the same training data. Each "
         "run's epsilons hold for that run alone. By composition, all of them together have "
-        f"{', '.join(told)} ({accountant}). {_COVERS}"
+        f"{', '.join(told)} ({accountant}).{also} {_COVERS}"
     ]
 
 

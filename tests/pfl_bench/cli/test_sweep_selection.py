@@ -20,6 +20,7 @@ from pfl_bench.report.records import records
 from pfl_bench.report.run_folder import read_run
 from pfl_bench.report.words import describe
 from pfl_bench.runs.audit import audit_run
+from pfl_bench.runs.folder import RunFolder
 from pfl_bench.runs.rows import rows_of
 from pfl_bench.runs.selection import best_of, choice_problems, drawn_trials
 from pfl_bench.types import RunFolderError
@@ -345,3 +346,16 @@ def test_runs_that_share_their_noise_have_no_price_together(
     record = read(out / "composition.json")
     assert record["epsilon"] == {}
     assert "share their noise" in record["problems"]["actual"]
+
+
+def test_runs_that_are_not_finished_are_not_passed_over(
+    sweep_file: Callable[..., Path], tmp_path: Path, capsys: Capture
+) -> None:
+    """As one that another sweep of the folder is at: what it releases has a price, too."""
+    path, out = sweep_file(selection=None), tmp_path / "runs"
+    busy = out / load_sweep(path).combinations[0].slug
+    with RunFolder(busy):
+        assert main(["sweep", str(path), "--out", str(out)]) == 1
+    record = read(out / "composition.json")
+    assert (record["runs"], record["unfinished"]) == (1, 1)
+    assert "1 more not finished: what these have released comes to it" in capsys.readouterr().out
