@@ -118,8 +118,6 @@ def _last_block(module: nn.Module, head: str) -> str:
             if size:
                 break
         else:
-            if not name:
-                raise ConfigError("model.train: 'last_block' needs a network with a block")
             return name
         name, block = path, layer
         if size <= OPENED_ABOVE * total:
