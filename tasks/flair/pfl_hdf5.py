@@ -136,7 +136,10 @@ def _labels(group: Any, level: str, names: list[str], count: int, where: str) ->
     if level in group:  # ml-flair: names, joined
         texts = _texts(group[level], where)
         if len(texts) != count:
-            raise DataError(f"{where}: {count} images, but {len(texts)} entries of {level!r}")
+            raise DataError(
+                f"{where}: {count} images, but {len(texts)} entries of {level!r}; the file "
+                "contradicts itself: make it anew"
+            )
         return [text.split(DELIMITER) if text else [] for text in texts]
     absent = [name for name in (f"{level}_row", f"{level}_col") if name not in group]
     if absent or not names:
@@ -149,6 +152,8 @@ def _labels(group: Any, level: str, names: list[str], count: int, where: str) ->
     lists: list[list[str]] = [[] for _ in range(count)]
     try:
         for row, column in zip(rows, columns, strict=True):
+            if min(row, column) < 0:
+                raise IndexError(row, column)
             lists[row].append(names[column])
     except (ValueError, IndexError, TypeError) as error:
         raise DataError(

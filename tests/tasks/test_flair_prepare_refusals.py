@@ -337,6 +337,17 @@ def _replace(file: Any, name: str, value: Any) -> None:
             lambda f: _replace(f, "val/1@N00/labels_row", np.full(2, 9, np.uint16)),
             ["labels_row", "contradicts itself"],
         ),
+        *(
+            (
+                lambda f, name=name: _replace(f, name, np.full(f[name].shape, -1, np.int8)),
+                ["/val/1@N00", "labels_row and labels_col", "contradicts itself"],
+            )
+            for name in ("val/1@N00/labels_row", "val/1@N00/labels_col")
+        ),
+        (
+            lambda f: f["val/1@N00"].create_dataset("labels", data=[b"food"]),
+            ["/val/1@N00: 2 images, but 1 entries of 'labels'", "make it anew"],
+        ),
         (
             lambda f: _replace(f, "val/1@N00/images", np.zeros((2, 8, 8), np.uint8)),
             ["/val/1@N00/images", "must be uint8"],
