@@ -112,7 +112,7 @@ def _sha256(path: Path) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise ConfigError(
-            f"{path}: cannot be read ({error}); give it with model.weights=PATH"
+            f"{path}: cannot be read ({error}); give a file with model.weights=PATH"
         ) from error
 
 

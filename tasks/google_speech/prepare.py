@@ -142,7 +142,10 @@ def open_release(source: Path, options: Options, progress: Progress) -> Source:
         speaker = name.partition("/")[2].partition("_")[0]
         surveys.setdefault(split_of.get(name, "train"), Survey()).add(speaker)
     if "train" not in surveys:
-        raise DataError(f"{_where(source)}: all clips are listed for validation or testing")
+        raise DataError(
+            f"{_where(source)}: all clips are listed for validation or testing, and none is left "
+            "for train; get the release anew"
+        )
 
     def samples() -> Iterator[Sample]:
         for name, content in _files(source):

@@ -87,7 +87,12 @@ class Labels:
         values = rows.columns["label"].to_pylist()
         for row, value in enumerate(values):
             if self.numbers.setdefault(value, len(self.numbers)) >= MOST_CLASSES:
-                raise rows.refused(row, "label", f"is one of more than {MOST_CLASSES:,} classes")
+                raise rows.refused(
+                    row,
+                    "label",
+                    f"is one of more than {MOST_CLASSES:,} classes, as many as a store can number; "
+                    "give a column of classes by label=COLUMN",
+                )
             if value == "" or (isinstance(value, int) and value < 0):
                 raise rows.refused(row, "label", f"is {value!r}, no class; leave such rows out")
             if names is not None and value not in range(len(names)):

@@ -301,7 +301,9 @@ def _decode(content: bytes, options: InputOptions, channels: int | None) -> NDAr
     with opened(content) as picture:
         is_grey = picture.mode in ("1", "L", "LA")
         if picture.mode.startswith(("I", "F")):
-            raise PictureError(f"its pixels have not 8 bits (Pillow's mode {picture.mode})")
+            raise PictureError(
+                f"its pixels have not 8 bits (Pillow's mode {picture.mode}); convert it to 8 bits"
+            )
         if channels == 1 and options.channels is None and not is_grey:
             raise PictureError("it has colours, and the first one is grey; set channels=3 or 1")
         grey = (options.channels or channels or (1 if is_grey else 3)) == 1

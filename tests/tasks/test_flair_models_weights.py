@@ -232,6 +232,17 @@ def test_a_damaged_cache_is_refused(server: Server, published_file: Path, cache:
     assert server.requests == 0
 
 
+def test_a_cached_file_that_cannot_be_read_is_told(
+    server: Server, published_file: Path, cache: Path
+) -> None:
+    (cache / published_file.name).mkdir(parents=True)
+    with pytest.raises(
+        ConfigError, match=rf"{published_file.name}: cannot be read .*; give a file"
+    ):
+        build()
+    assert server.requests == 0
+
+
 def test_a_given_file_needs_neither_cache_nor_network(
     server: Server, published_file: Path, network: nn.Module, cache: Path
 ) -> None:

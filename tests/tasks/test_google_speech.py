@@ -246,6 +246,11 @@ def test_a_damaged_release_is_named(tmp_path: Path) -> None:
         r"tar.gz: bed/8a28231e_nohash_1.wav: the sample cannot be read \(no WAV",
         {**files, "bed/8a28231e_nohash_1.wav": b"nothing"},
     )
+    clips = "\n".join(name for name in files if "_nohash_" in name)
+    refused(
+        "tar.gz: all clips are listed for validation or testing, and none is left for train",
+        {**files, "testing_list.txt": clips.encode()},
+    )
     archive = write_archive(tmp_path / "raw", files)
     archive.write_bytes(archive.read_bytes()[:-400])
     refused("fetches it whole")

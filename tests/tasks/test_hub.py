@@ -32,7 +32,7 @@ USERS = [f"person {number % 10}" for number in range(60)]
 
 def picture(value: int, size: tuple[int, int] = (16, 16), mode: str = "L") -> dict[str, Any]:
     file = io.BytesIO()
-    Image.new(mode, size, value if mode == "L" else (value, 0, 0)).save(file, "PNG")
+    Image.new(mode, size, (value, 0, 0) if mode == "RGB" else value).save(file, "PNG")
     return {"bytes": file.getvalue(), "path": f"{value}.png"}
 
 
@@ -229,6 +229,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"x": [picture(3, (16, 17))] * 3}, "row 1.*16 x 17 pixels; all must be squares.*size=32"),
     ({"x": [*PICTURES[:2], picture(3, mode="RGB")]}, "row 3.*it has colours.*set channels=3"),
     ({"x": [*PICTURES[:2], {"bytes": b"GIF", "path": ""}]}, "row 3.*cannot be used: it is no pic"),
+    ({"x": [picture(0, mode="I;16")] * 3}, r"row 1.*not 8 bits \(Pillow's mode I;16\); convert it"),
     ({"x": [*PICTURES[:2], {"bytes": None, "path": "a.png"}]}, "row 3, column 'x': has no bytes"),
     ({"y": [0, None, 2]}, "row 2, column 'y': has no value; each row needs its label"),
     ({"y": [0, 1, -1]}, "row 3, column 'y': is -1, no class"),
@@ -247,6 +248,16 @@ def test_a_wrong_row_is_refused(changes: dict[str, Any], message: str, tmp_path:
     with pytest.raises(DataError, match=f"{path}.*{message}"):
         prepared(tmp_path / "raw", "user=u")
     assert [entry.name for entry in tmp_path.iterdir()] == ["raw"]
+
+
+def test_more_classes_than_a_store_can_number_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepare, "MOST_CLASSES", 2)
+    write(tmp_path / "raw/train.parquet", **GOOD)
+    told = "row 3, column 'y': is one of more than 2 classes, .* by label=COLUMN"
+    with pytest.raises(DataError, match=told):
+        prepared(tmp_path / "raw")
 
 
 def test_wrong_files_are_refused(tmp_path: Path) -> None:

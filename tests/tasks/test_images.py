@@ -164,6 +164,33 @@ def test_only_training_images_of_cifar10_are_augmented(stores: Callable[[str], P
     assert torch.equal(plain.transform(inputs, draws), inputs / 255)
 
 
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"augment": True}, "task.augment: of pixels alone, .*-scattering.*features=pixels"),
+        (
+            {"partition": {"kind": "feature_noise", "num_clients": 2, "level": 0.1}},
+            r"task\.partition: kind 'feature_noise': of pixels alone",
+        ),
+    ],
+)
+def test_features_are_neither_augmented_nor_made_noisy(
+    tmp_path: Path, options: dict[str, Any], told: str
+) -> None:
+    write_images(
+        tmp_path / "s.h5",
+        {"train": Images(np.zeros((2, 3, 8, 8), np.uint8), np.arange(2, dtype=np.uint8))},
+        FeatureOptions(features="scattering"),
+        lambda what, done, total: None,
+        task="cifar10",
+        variant="made",
+        source="made for a test",
+        class_names=("a", "b"),
+    )
+    with pytest.raises(ConfigError, match=told):
+        build_cifar10(Cifar10Options.model_validate({"data": str(tmp_path / "s.h5"), **options}))
+
+
 class Published(nn.Module):
     """The network as it is described: activations before pooling, rows of a fixed width."""
 

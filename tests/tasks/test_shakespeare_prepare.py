@@ -25,6 +25,7 @@ from tests.tasks.shakespeare_texts import (
     BOB_AGAIN,
     EVE,
     FAY,
+    TEXT,
     decode,
     leaf_json,
     write_text,
@@ -194,8 +195,28 @@ def test_wrong_sources_are_refused_with_what_was_looked_for(tmp_path: Path) -> N
     (tmp_path / "json" / "all_data.json").write_text(json.dumps(data))
     with pytest.raises(DataError, match=r"all_data\.json, user 'P_A': example 7 has x of 5 char"):
         run(tmp_path / "json", tmp_path / "out.h5")
+    for number in range(2):
+        again = leaf_json({"P_A": ("P", "abcdefghij" * 9)})
+        (tmp_path / "json" / f"all_data_{number}.json").write_text(json.dumps(again))
+    (tmp_path / "json" / "all_data.json").unlink()
+    with pytest.raises(DataError, match=r"_1\.json, user 'P_A': has come in another file already"):
+        run(tmp_path / "json", tmp_path / "out.h5")
+    kept = ("THE ", "ACT ", "by ")
+    short = "\n".join(x if x.startswith(kept) else x[:10] for x in TEXT.splitlines())
+    with pytest.raises(DataError, match="hold no role with an example; get them anew"):
+        run(write_text(tmp_path / "short", short), tmp_path / "out.h5")
     assert not (tmp_path / "out.h5").exists()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "json", "two"]
+    folders = ["empty", "json", "short", "two"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == folders
+
+
+def test_a_text_much_longer_than_the_works_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(works, "MAX_BYTES", 1 << 20)
+    source = write_text(tmp_path / "in", "x" * ((1 << 20) + 1))
+    with pytest.raises(DataError, match=r"plays\.txt: holds more than 1 MiB; the complete works"):
+        run(source, tmp_path / "out.h5")
 
 
 def _flat(call: Any) -> None:

@@ -61,7 +61,8 @@ def open_map(
     surveys = {}
     for split, rows in found.items():
         if not rows:
-            raise DataError(f"{source / split} holds no file; remove it, or put the samples there")
+            mend = "put the samples there" + ("" if split == "train" else ", or remove it")
+            raise DataError(f"{source / split} holds no file; {mend}")
         surveys[split] = Survey()
         for _, client, _ in rows:
             surveys[split].add(client)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import shutil
 import struct
 import wave
 from pathlib import Path
@@ -92,6 +93,24 @@ def test_the_newer_mapping_goes_first(pictures: Path, tmp_path: Path) -> None:
     row = "7,0a__Cat.jpg,Cat,0\n"
     (folder / "train.csv").write_text(f"client_id,sample_path,label_name,label_id\n{row}")
     assert prepared(pictures, tmp_path / "b.h5")["splits"] == {"train": {"users": 1, "examples": 1}}
+
+
+@pytest.mark.parametrize(
+    ("split", "keep", "told"),
+    [
+        ("train", False, r"raw has no folder train/ with the samples that .*clientDataMap maps"),
+        ("train", True, r"raw/train holds no file; put the samples there$"),
+        ("test", True, r"raw/test holds no file; put the samples there, or remove it$"),
+    ],
+)
+def test_a_split_without_samples_is_refused(
+    pictures: Path, tmp_path: Path, split: str, keep: bool, told: str
+) -> None:
+    shutil.rmtree(pictures / split)
+    if keep:
+        (pictures / split).mkdir()
+    with pytest.raises(DataError, match=told):
+        prepared(pictures, tmp_path / "out.h5")
 
 
 class Evil:

@@ -214,6 +214,10 @@ def test_what_is_no_layout_is_told(tmp_path: Path) -> None:
     path.rename(path.with_name("train.csv"))
     with pytest.raises(DataError, match="no folder train/"):
         make(tmp_path, tmp_path / "s.h5")
+    for name in ("val", "validation"):
+        write_mapping(tmp_path, name, TEST)
+    with pytest.raises(DataError, match=r"has both val.csv and validation.csv, .* of split 'val'"):
+        layout.find_mappings(tmp_path)
 
 
 def test_known_words_decide_over_numbers(source: Path, tmp_path: Path) -> None:

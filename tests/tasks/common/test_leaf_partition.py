@@ -633,3 +633,13 @@ def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path) -> None:
     assert all("cannot write temporary data" in line for line in lines[:3])
     assert all("ree space" in line for line in lines[:4])
     assert [path.name for path in tmp_path.iterdir()] == ["x.h5"]
+
+
+def test_temporary_files_that_somebody_cut_are_told(tmp_path: Path) -> None:
+    with partitioned(tmp_path) as partition:
+        for path in filter(Path.is_file, tmp_path.rglob("*")):
+            path.write_bytes(b"")
+        with pytest.raises(
+            DataError, match=r"x\.h5: temporary data beside it cannot be read .temp"
+        ):
+            contents(partition)
