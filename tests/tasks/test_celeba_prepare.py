@@ -113,6 +113,23 @@ def test_columns_have_legal_names_of_their_own() -> None:
     assert names[31] == "smiling"
 
 
+def test_a_damaged_image_of_a_zip_is_counted_and_named(tmp_path: Path) -> None:
+    folder = tmp_path / "raw"
+    generated(folder, num_users=8, images_per_user=6, archive="zip")
+    archive = folder / "img_align_celeba.zip"
+    with zipfile.ZipFile(archive) as members:
+        member = members.infolist()[1]
+    content = bytearray(archive.read_bytes())
+    # The member's own header, before its bytes, no longer begins as one.
+    content[member.header_offset] ^= 0xFF
+    archive.write_bytes(content)
+    facts = prepared(folder, tmp_path / "out.h5", min_examples=0)
+    name = member.filename.rpartition("/")[2]
+    (problem,) = facts["problems"].values()
+    assert problem["images"] == 1
+    assert name in problem["first"][0]
+
+
 def test_a_zip_is_read_without_unpacking_and_gives_the_same_store(
     published: Path, tmp_path: Path
 ) -> None:

@@ -87,6 +87,13 @@ def test_a_zst_dump_that_is_cut_between_two_lines_is_an_error_too(tmp_path: Path
     assert len(list(read_comments(path))) == 2
 
 
+def test_a_zst_dump_with_damage_inside_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "RC.zst"
+    path.write_bytes(zst((line() + "\n").encode()) + b"no frame")
+    with pytest.raises(DataError, match=r"RC.zst: cannot be read after line 1 \(zstd"):
+        list(read_comments(path))
+
+
 def test_foreign_bytes_are_an_error(tmp_path: Path) -> None:
     for suffix in (".json", ".json.gz", ".bz2", ".xz"):
         path = tmp_path / f"RC{suffix}"
