@@ -166,6 +166,8 @@ def read_vocabulary(path: Path) -> Vocabulary:
             f"one token a line ({error})"
         ) from error
     tokens = _leaf_tokens(content, path) if isinstance(content, dict) else _listed(content, path)
+    if set(tokens) <= {PAD, UNK}:
+        raise DataError(f"vocabulary={path}: has no token; give a file with one or more")
     return Vocabulary(tokens, {"from": path.name, "size": len(tokens)})
 
 

@@ -97,6 +97,8 @@ def test_what_is_neither_json_nor_text_is_told(tmp_path: Path, name: str, conten
         ({"vocab": {"<PAD>": 3, "<UNK>": 1}}, "<PAD> has the number 3; it must be 0"),
         ({"vocab": {"<PAD>": 0, "<UNK>": 1, "a": 7}, "size": 5}, "'size' is 5"),
         ({"words": []}, "no object 'vocab'"),
+        ({"vocab": {"<PAD>": 0, "<UNK>": 1}}, "has no token"),
+        (["<UNK>", " "], "has no token"),
         (["a", "a"], "clash"),
         (["a", 3], "list of tokens"),
     ],
