@@ -49,6 +49,7 @@ from numpy.typing import NDArray
 from privacy.empirical.f_dp import ComposedFamily
 from privacy.empirical.membership import clopper_pearson
 from privacy.empirical.trade_off import TradeOff
+from privacy.errors import PrivacyError
 
 Array = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -69,6 +70,8 @@ def shift_bound(scores: Array, included: Bools, confidence: float) -> float:
     """
     from scipy.stats import t
 
+    if scores.shape != included.shape or scores.ndim != 1 or not np.isfinite(scores).all():
+        raise PrivacyError(f"scores of shape {scores.shape} must be finite, one for each coin")
     inside, outside = scores[included], scores[~included]
     if min(inside.size, outside.size) < 3:
         return 0.0

@@ -83,6 +83,10 @@ def count_correct(scores: Array, included: Bools, guesses: Guesses) -> int:
     Scores, shape (m,), are larger when a canary seems to have been in; they must be finite. The
     coins have shape (m,), too.
     """
+    if scores.shape != included.shape or scores.ndim != 1:
+        raise PrivacyError(
+            f"scores have shape {scores.shape} and coins {included.shape}; both must be (m,)"
+        )
     if not np.isfinite(scores).all():
         raise PrivacyError("a score of a canary is not finite; the run has left float range")
     if min(guesses) < 0 or guesses.total > scores.size:

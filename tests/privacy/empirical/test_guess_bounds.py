@@ -17,6 +17,7 @@ from scipy.stats import beta, binom, norm
 
 from privacy.amplification import Composition, Participation, sampled_gaussian
 from privacy.empirical import f_dp, one_run
+from privacy.empirical.gaussian_audit import shift_bound
 from privacy.empirical.gaussian_dp import epsilon_of_mu
 from privacy.empirical.one_run import Guesses, count_correct, guess_grid
 from privacy.empirical.trade_off import GaussianTradeOff, sure_epsilon, trade_off_of
@@ -46,6 +47,15 @@ def test_correct_guesses_are_counted() -> None:
             count_correct(scores, included, wrong)
     with pytest.raises(PrivacyError, match="not finite"):
         count_correct(scores * np.nan, included, Guesses(1, 1))
+
+
+def test_scores_that_do_not_belong_to_the_coins_are_refused() -> None:
+    scores, coins = np.zeros(40), np.arange(40) % 2 == 0
+    with pytest.raises(PrivacyError, match=r"scores have shape \(40,\) and coins \(39,\)"):
+        count_correct(scores, coins[1:], Guesses(1, 1))
+    scores[3] = np.nan
+    with pytest.raises(PrivacyError, match="must be finite, one for each coin"):
+        shift_bound(scores, coins, 0.95)
 
 
 def test_the_grid_depends_on_the_number_of_canaries_alone() -> None:
