@@ -228,10 +228,10 @@ def batchnorm_layers(module: nn.Module) -> tuple[str, ...]:
 def mixing_layer(module: nn.Module, inputs: Tensor, training: bool) -> str | None:
     """Find a layer that lets the examples of a batch see one another; weights and modes stay.
 
-    Outputs of the batch, shape (n, ...), n at least 2, in training or in evaluation, are held
-    against those of its examples alone, without layers of dropout. Outputs that are random all the
-    same are passed over. Gives the name of the first such layer without layers of its own ("the
-    model itself" where it is none of them); None for a model that keeps examples apart.
+    Outputs of the batch, shape (n, ...), in training or in evaluation, are held against those of
+    its examples alone, without layers of dropout. Outputs that are random all the same are passed
+    over. Gives the name of the first such layer without layers of its own ("the model itself" where
+    it is none of them); None for a model that keeps examples apart.
     """
     seen: list[dict[str, Tensor]] = []
     leaves = {name: part for name, part in module.named_modules() if not any(part.children())}
@@ -261,7 +261,8 @@ def mixing_layer(module: nn.Module, inputs: Tensor, training: bool) -> str | Non
     for name, whole in seen[0].items():
         single = [alone[name] for alone in seen[2:] if name in alone]
         rows = sum(len(part) for part in single)
-        is_repeated = torch.allclose(whole, seen[1][name], 0.0, 0.0, equal_nan=True)
+        again = seen[1].get(name, torch.empty(0))  # a layer may be left out at random
+        is_repeated = torch.equal(whole.nan_to_num(), again.nan_to_num())
         if rows == len(whole) and is_repeated and whole.is_floating_point():
             size = whole.nan_to_num(0, 0, 0).abs().max()
             scale = 1e-3 * float(size.clamp_min(1e-3))

@@ -228,6 +228,23 @@ def test_a_layer_that_makes_nan_does_not_end_the_search_for_mixing_layers() -> N
     assert mixing_layer(layers, torch.ones(3, 2), training=False) is None
 
 
+class Skipping(nn.Module):
+    """Leaves a layer out every second time, and gives outputs of another shape then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.calls = nn.Linear(2, 2), 0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.calls += 1
+        outputs: Tensor = self.layer(inputs) if self.calls % 2 else inputs[:, :1]
+        return outputs
+
+
+def test_layers_that_are_left_out_at_times_do_not_end_the_search_for_mixing_layers() -> None:
+    assert mixing_layer(Skipping(), torch.ones(3, 2), training=True) is None
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
