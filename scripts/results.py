@@ -17,7 +17,7 @@ from pathlib import Path
 from documentation.record_files import collect
 from documentation.results import BOARD, PAGE, check_page, write_pages
 
-from pfl_bench.cli.main import GO_ON, explain
+from pfl_bench.cli.main import explain
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 
@@ -48,10 +48,10 @@ def main(arguments: list[str] | None = None, checkout: Path = CHECKOUT) -> int:
         else:
             check_page(checkout)
     except Exception as error:
-        message = explain(error)
+        message = explain(error, can_go_on=False)
         if message is None:
             raise
-        print(f"results: {message.removesuffix(GO_ON)}", file=sys.stderr)
+        print(f"results: {message}", file=sys.stderr)
         return 2
     return 0
 

@@ -151,7 +151,7 @@ def _made(subject: str, check: str, make: Callable[[], str]) -> Checked:
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
         ours = f"{type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
-        evidence = explain(error) or ours
+        evidence = explain(error, can_go_on=False) or ours
     return Checked(subject, check, outcome, " ".join(evidence.split()))
 
 

@@ -54,7 +54,7 @@ _NONDETERMINISTIC = " does not have a deterministic implementation"
 _SMALLER = "end other programs, or use fewer federated.workers or smaller batches"
 _ANOTHER = "mend this or name another file or folder"
 # Ends an error of the machine's, which strikes while a run is under way, or while there is none.
-GO_ON = ". Where a run was under way, the same command goes on (pfl-bench run: with --resume)"
+_GO_ON = ". Where a run was under way, the same command goes on (pfl-bench run: with --resume)"
 _OF_RUNS = ("run", "table", "sweep", "attack")
 
 
@@ -88,11 +88,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout = None
         return EXIT_DONE
     except (Exception, SystemExit) as error:
-        message = explain(error)
+        message = explain(error, arguments.command in _OF_RUNS)
         if message is None:
             raise
         # Some messages begin with the command that they are about.
-        message = message if arguments.command in _OF_RUNS else message.removesuffix(GO_ON)
         say(f"pfl-bench: {message.removeprefix('pfl-bench ')}")
         with contextlib.suppress(OSError):
             _flush()
@@ -205,19 +204,23 @@ def attempt(action: Callable[..., _T], *given: Any) -> _T | str:
         return message
 
 
-def explain(error: BaseException) -> str | None:
-    """Message for an error of the user's or of their machine's; None for one of ours."""
+def explain(error: BaseException, can_go_on: bool = True) -> str | None:
+    """Message for an error of the user's or of their machine's; None for one of ours.
+
+    ``can_go_on`` where a run may have been under way that the same command resumes.
+    """
     from pfl_bench.types import UserInputError, WorkerError
     from privacy.errors import PrivacyError
 
+    go_on = _GO_ON if can_go_on else ""
     if isinstance(error, (UserInputError, WorkerError, PrivacyError)):
         return str(error)
     if isinstance(error, ImportError) and "failed to map segment" in str(error):
         return f"memory ran out ({error}); allow more (ulimit -v)"
     if isinstance(error, MemoryError):
-        return f"memory ran out ({error or 'no more could be had'}); {_SMALLER}{GO_ON}"
+        return f"memory ran out ({error or 'no more could be had'}); {_SMALLER}{go_on}"
     if type(error).__name__ == "OutOfMemoryError":  # torch's, which may not be loaded
-        return f"the GPU's memory ran out ({str(error).splitlines()[0]}); {_SMALLER}{GO_ON}"
+        return f"the GPU's memory ran out ({str(error).splitlines()[0]}); {_SMALLER}{go_on}"
     if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop"):  # pathlib's
         return f"{error}: its links lead back to it; remove them, or name another file or folder"
     if isinstance(error, UnicodeEncodeError) and (_is_narrow() or "surrogates" in error.reason):
@@ -230,16 +233,16 @@ def explain(error: BaseException) -> str | None:
         )
     where = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
     if isinstance(error, OSError) and error.errno in _OTHER_ERRORS:
-        return f"{where}{_OTHER_ERRORS[error.errno]}{GO_ON}"
+        return f"{where}{_OTHER_ERRORS[error.errno]}{go_on}"
     if isinstance(error, OSError) and error.errno in _MACHINE_ERRORS:
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         mend = "free space or give another --out" if is_full else _ANOTHER
-        return f"{where}{_MACHINE_ERRORS[error.errno]}; {mend}{GO_ON}"
+        return f"{where}{_MACHINE_ERRORS[error.errno]}; {mend}{go_on}"
     place = _plugin_place(error)
     if place is not None:
         return f"a plug-in failed: {place}; mend that file"
     if isinstance(error, OSError):
-        return f"{where}{error.strerror or error}; {_ANOTHER}{GO_ON}"
+        return f"{where}{error.strerror or error}; {_ANOTHER}{go_on}"
     return None
 
 
