@@ -10,6 +10,7 @@ import importlib
 import io
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from types import CodeType
@@ -19,6 +20,7 @@ from pfl_bench.cli.arguments import check_is_there
 from pfl_bench.cli.completion import OF_ROWS, complete
 from pfl_bench.cli.parsers import build_parser
 from pfl_bench.cli.speech import announce, answer_alone, say, told
+from pfl_bench.config.terminal_text import visible_name
 
 _T = TypeVar("_T")
 EXIT_DONE, EXIT_FAILED, EXIT_INPUT, EXIT_INTERRUPTED = 0, 1, 2, 130
@@ -51,6 +53,8 @@ _OTHER_ERRORS = {
 _LAST_LINES = 20
 # What PyTorch says of an operation that it refuses in a private run; its name comes before.
 _NONDETERMINISTIC = " does not have a deterministic implementation"
+# What PyTorch says of a tensor for which the machine lacks memory.
+_TOO_LARGE = re.compile(r"DefaultCPUAllocator: .*?tried to allocate (\d+) bytes")
 _SMALLER = "end other programs, or use fewer federated.workers or smaller batches"
 _ANOTHER = "mend this or name another file or folder"
 # Ends an error of the machine's, which strikes while a run is under way, or while there is none.
@@ -91,6 +95,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         message = explain(error, arguments.command in _OF_RUNS)
         if message is None:
             raise
+        for text in sys.argv[1:] if argv is None else argv:
+            message = message.replace(text, visible_name(text)) if "\n" in text else message
         # Some messages begin with the command that they are about.
         say(f"pfl-bench: {message.removeprefix('pfl-bench ')}")
         with contextlib.suppress(OSError):
@@ -221,6 +227,11 @@ def explain(error: BaseException, can_go_on: bool = True) -> str | None:
         return f"memory ran out ({error or 'no more could be had'}); {_SMALLER}{go_on}"
     if type(error).__name__ == "OutOfMemoryError":  # torch's, which may not be loaded
         return f"the GPU's memory ran out ({str(error).splitlines()[0]}); {_SMALLER}{go_on}"
+    if isinstance(error, RuntimeError) and (found := _TOO_LARGE.search(str(error))):
+        return (
+            f"memory ran out (one tensor needs {int(found[1]) / 1e9:,.1f} GB); {_SMALLER} "
+            f"(local_batch_size, batch_size, evaluation.batch_size) or a smaller model{go_on}"
+        )
     if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop"):  # pathlib's
         return f"{error}: its links lead back to it; remove them, or name another file or folder"
     if isinstance(error, UnicodeEncodeError) and (_is_narrow() or "surrogates" in error.reason):

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from pfl_bench.cli.main import explain, main
 from pfl_bench.federated import trainer as federated
@@ -162,16 +163,20 @@ def test_too_few_open_files(config_file: ConfigFile, tmp_path: Path, capsys: Cap
     assert codes[0] == 2
 
 
+@pytest.mark.parametrize("library", ["numpy", "torch"])
 def test_memory_that_cannot_be_had(
-    config_file: ConfigFile, tmp_path: Path, monkeypatch: Patch, capsys: Capture
+    library: str, config_file: ConfigFile, tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     def advance(self: Any, index: int) -> dict[str, float]:
-        np.empty(2**58, np.uint8)
+        np.empty(2**58, np.uint8) if library == "numpy" else torch.empty(2**58, dtype=torch.uint8)
         return {}
 
     monkeypatch.setattr(federated.FederatedTrainer, "advance", advance)
     assert main(["run", str(config_file("federated")), "--out", str(tmp_path / "run")]) == 2
-    assert "memory ran out" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "memory ran out" in said
+    assert library == "numpy" or "(one tensor needs 288,230,376.2 GB)" in said
+    assert "--resume" in said
 
 
 def test_a_library_for_which_there_is_no_memory() -> None:
