@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -24,9 +24,7 @@ from pfl_bench.rng import Purpose, seed_torch
 from pfl_bench.types import (
     Algorithm,
     ConfigError,
-    DataFacts,
     Engine,
-    Examples,
     FederatedSplit,
     LocalTraining,
     NormalizesByStatistics,
@@ -37,9 +35,6 @@ from pfl_bench.types import (
     UpdateTransform,
 )
 from privacy.mechanism import Mechanism, NoiseScale
-
-if TYPE_CHECKING:
-    from pfl_bench.simulation.poison import Poison
 
 # Before any run has set another number.
 _DEFAULT_THREADS = torch.get_num_threads()
@@ -88,20 +83,11 @@ def build_task(resolved: ResolvedConfig, device: torch.device) -> Task:
         task.use_device(device)
     if resolved.config.attack is not None:
         from pfl_bench.simulation.corrupted_task import CorruptedTask
+        from pfl_bench.simulation.poison import build_poison
 
-        build = partial(_build_poison, resolved)
+        build = partial(build_poison, resolved)
         return CorruptedTask(task, resolved.config.attack, build, resolved.config.seed)
     return task
-
-
-def _build_poison(resolved: ResolvedConfig, facts: DataFacts, example: Examples) -> Poison:
-    """Build the attack for data of which there is an example."""
-    from pfl_bench.simulation.poison import Poison
-
-    kind, options = resolved.tree["attack"]["kind"], resolved.attack_options
-    assert options is not None  # the configuration has the section
-    built = plugins.build(plugins.ATTACK, kind, options, facts, example)
-    return plugins.checked(built, Poison, plugins.ATTACK, kind)
 
 
 def build_forward(resolved: ResolvedConfig, task: Task, model: FlatModel) -> Forward:

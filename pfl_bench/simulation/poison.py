@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pfl_bench.types import Examples
+from pfl_bench import plugins
+from pfl_bench.types import DataFacts, Examples, PluginError, place_of
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
+
+    from pfl_bench.config.loading import ResolvedConfig
 
 
 class Poison:
@@ -49,3 +52,21 @@ class Poison:
     def is_attacked(self, targets: Tensor) -> Tensor:
         """Mask of the test examples, by their labels of shape (n,), that can show a success."""
         raise NotImplementedError
+
+
+def build_poison(resolved: ResolvedConfig, facts: DataFacts, example: Examples) -> Poison:
+    """Build a row's attack for data of which there is an example."""
+    kind, options = resolved.tree["attack"]["kind"], resolved.attack_options
+    attack = resolved.config.attack
+    assert options is not None  # the configuration has the section
+    assert attack is not None
+    built = plugins.build(plugins.ATTACK, kind, options, facts, example)
+    poison = plugins.checked(built, Poison, plugins.ATTACK, kind)
+    own = type(poison)
+    if own.corrupt is Poison.corrupt and own.forge is Poison.forge and attack.boost == 1.0:
+        raise PluginError(
+            f"{place_of(poison, 'corrupt')} and forge are those of Poison, so that corrupted "
+            "clients do what honest ones do: write corrupt() for the examples that they train on, "
+            "forge() for the updates that they send, or set attack.boost above 1"
+        )
+    return poison

@@ -545,3 +545,13 @@ def test_what_builds_no_attack_is_refused(own_attacks: Path) -> None:
     plugins.add_folder(own_attacks)
     with pytest.raises(PluginError, match=r"derive from pfl_bench\.simulation\.poison\.Poison"):
         tasks({"kind": "foreign", "corrupted_fraction": 0.3})
+
+
+def test_an_attack_without_a_hook_is_refused(own_attacks: Path) -> None:
+    text = OWN.replace("def forge(", "def forged(")
+    (own_attacks / "attacks" / "idle.py").write_text(text, encoding="utf-8")
+    plugins.add_folder(own_attacks)
+    attack: dict[str, Any] = {"kind": "idle", "corrupted_fraction": 0.3}
+    with pytest.raises(PluginError, match=r"/idle\.py: Own\.corrupt and forge are those of Poison"):
+        tasks(attack)
+    tasks({**attack, "boost": 2.0})  # which multiplies what they send
