@@ -21,7 +21,10 @@ from pfl_bench.types import (
     ConfigError,
     Engine,
     LocalResult,
+    PluginError,
     RoundStatistics,
+    is_of_user,
+    place_of,
     returned,
 )
 from privacy.aggregate import Aggregate
@@ -198,7 +201,16 @@ class CohortTraining:
         size = float(result.update.numel() * BYTES_PER_PARAMETER)
         upload = ClientUpload(result.update, weight, size)
         for transform in self._transforms:
+            # Of ours, the largest finite updates may overflow, and are left out then.
+            is_watched = is_of_user(type(transform)) and _is_finite(upload.update)
             upload = transform.send(upload, result, index)
+            if is_watched and not _is_finite(upload.update):
+                method = "compress" if hasattr(transform, "compress") else "send"
+                raise PluginError(
+                    f"{place_of(transform, method)} makes NaN or infinity of a client's finite "
+                    "update, but must send finite numbers; look for a division by zero, such as "
+                    "by the norm of an update that is zero"
+                )
         if self.aggregator.mechanism.is_private and (upload.weight, upload.scalar) != (weight, 0.0):
             raise PlanError(
                 f"{self._named}: a client sends the weight {upload.weight:g} and the scalar "
@@ -220,3 +232,7 @@ class CohortTraining:
                     "outside the update, neither averaged nor protected; use layers without "
                     "running statistics, such as GroupNorm"
                 )
+
+
+def _is_finite(vector: torch.Tensor) -> bool:
+    return bool(vector.isfinite().all())

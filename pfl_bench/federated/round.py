@@ -20,10 +20,12 @@ from pfl_bench.types import (
     Participants,
     PluginError,
     RoundStatistics,
+    is_of_user,
     place_of,
     returned,
 )
-from privacy.mechanism import Release
+from privacy.aggregate import Aggregate
+from privacy.mechanism import Mechanism, Release
 from privacy.noise.prefetched_noise import prefetched_release
 
 
@@ -79,6 +81,7 @@ def run_round(
     rounds.add_canaries(aggregate, index)
     with phase("noise"):
         release = _checked(released(aggregate), mechanism, run.central)
+        _check_finite(release, aggregate, mechanism)
     del released  # what was drawn ahead takes memory
 
     rounds.record(index, users, release, aggregate, counted.users)
@@ -115,6 +118,25 @@ def _checked(release: Release, mechanism: object, central: Tensor) -> Release:
             f"return one with finite numbers and a mean_update of {central.dtype}"
         )
     return found
+
+
+def _check_finite(release: Release, aggregate: Aggregate, mechanism: Mechanism) -> None:
+    """Refuse a user's mechanism or aggregation that makes NaN or infinity of finite updates."""
+    own, summed = type(mechanism), [aggregate.total, *(aggregate.updates or ())]
+    if not is_of_user(own) or bool(release.mean_update.isfinite().all()):
+        return
+    if all(bool(vector.isfinite().all()) for vector in summed):
+        raise PluginError(
+            f"{place_of(mechanism, 'release')} makes NaN or infinity of a finite sum, but must "
+            "give finite numbers; look for a division by zero, such as by the weight of a round "
+            "without clients"
+        )
+    # An inherited one takes in finite updates alone, whose sum may overflow.
+    if is_of_user(own.accumulate):
+        raise PluginError(
+            f"{place_of(mechanism, 'accumulate')} takes NaN or infinity into the sum, but must add "
+            "finite numbers, and leave an update that is not finite out (ClipOutcome.finite False)"
+        )
 
 
 def _tell_algorithm(run: RoundParts, counted: RoundStatistics) -> None:

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pfl_bench import plugins
 from pfl_bench.client import machine
 from pfl_bench.client.optimizers import build_optimizer, optimizer_form, rate_factor, set_rate
 from pfl_bench.federated import private_seed
@@ -44,6 +43,7 @@ from pfl_bench.types import (
     Stateful,
     Trainer,
     WorkerGroup,
+    is_of_user,
 )
 from privacy.mechanism import Mechanism
 from privacy.plan.plan import PrivacyPlan
@@ -263,8 +263,7 @@ class FederatedTrainer(Trainer):
 
 
 def _state_form(part: Stateful | Participants | Mechanism, growing: Sequence[Any] = ()) -> Any:
-    module = type(part).__module__
-    if not module.startswith(("pfl_bench.", "privacy.")) or module.startswith(plugins.__name__):
+    if is_of_user(type(part)):
         return None
     state = part.state_dict()
     return {key: [*growing] if value == [] else value for key, value in state.items()}

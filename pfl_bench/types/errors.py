@@ -38,6 +38,15 @@ class StoppedError(WorkerError):
     """A run was told to stop, such as by an audit that watches it; it can be resumed."""
 
 
+def is_of_user(part: Any) -> bool:
+    """Whether a class or function is of a user's plug-in, and not of this distribution."""
+    # The modules of users' folders are submodules of ours: see ``pfl_bench.plugins``.
+    module = part.__module__
+    return module.startswith("pfl_bench.plugins.") or not module.startswith(
+        ("pfl_bench.", "privacy.")
+    )
+
+
 def place_of(owner: object, method: str) -> str:
     """File and name of a method of a plug-in's object, or of a function of its module."""
     where: Any = owner if inspect.ismodule(owner) else type(owner)

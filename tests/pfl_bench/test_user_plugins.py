@@ -241,6 +241,73 @@ def test_a_client_whose_data_hold_nan_is_told_both_causes(readings: Path) -> Non
     assert "local_learning_rate usually mends this, or this client's data hold NaN" in told
 
 
+NOT_FINITE = {
+    "compress": (
+        "compressions",
+        """
+from pfl_bench.config.training import Strict as Options
+from pfl_bench.federated.compression import Compression
+
+class Own(Compression):
+    def compress(self, update, user, round_index):
+        return update / 0
+
+def build(options, num_parameters, seed):
+    return Own(num_parameters, num_parameters)
+""",
+    ),
+    "release": (
+        "aggregations",
+        """
+from dataclasses import replace
+from pfl_bench.config.training import Strict as Options
+from pfl_bench.federated.aggregation import Aggregation
+
+class Own(Aggregation):
+    def release(self, aggregate, rng):
+        release = super().release(aggregate, rng)
+        return replace(release, mean_update=release.mean_update.log())
+
+def build(options, noise):
+    return Own()
+""",
+    ),
+    "accumulate": (
+        "aggregations",
+        """
+from pfl_bench.config.training import Strict as Options
+from pfl_bench.federated.aggregation import Aggregation
+
+class Own(Aggregation):
+    def accumulate(self, aggregate, update, weight, rng=None):
+        outcome = super().accumulate(aggregate, update, weight)
+        aggregate.total.log_()
+        return outcome
+
+def build(options, noise):
+    return Own()
+""",
+    ),
+}
+
+
+@pytest.mark.parametrize("method", NOT_FINITE)
+def test_a_part_that_makes_nan_of_finite_numbers_is_named(
+    method: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    group, text = NOT_FINITE[method]
+    file = folder / group / "own.py"
+    file.parent.mkdir()
+    file.write_text(text, encoding="utf-8")
+    row = ["run", "demo/federated", "federated.num_rounds=1", "--plugins", str(folder)]
+    part = f"federated.{group.removesuffix('s')}={{name: own}}"
+    assert main([*row, part, "--out", str(tmp_path / "out")]) == 2
+    error = " ".join(capsys.readouterr().err.split())
+    assert f"{file}: Own.{method}" in error.replace("- ", "-")
+    assert "NaN or infinity" in error
+    assert "Traceback" not in error
+
+
 OWN_SPLIT = """class Own:
     def __init__(self, *parts):
         self.split = InMemorySplit(*parts)
