@@ -29,10 +29,12 @@ from pfl_bench.types import (
     LocalTraining,
     NormalizesByStatistics,
     Participants,
+    PluginError,
     ReadsOnDevice,
     Stateful,
     Task,
     UpdateTransform,
+    place_of,
 )
 from privacy.mechanism import Mechanism, NoiseScale
 
@@ -246,7 +248,14 @@ def build_algorithm(resolved: ResolvedConfig, options: FederatedOptions) -> Algo
     if hasattr(module, "check"):
         module.check(options)
     algorithm = module.build(resolved.algorithm_options, local)
-    return plugins.checked(algorithm, Algorithm, plugins.ALGORITHM, name)
+    built = plugins.checked(algorithm, Algorithm, plugins.ALGORITHM, name)
+    trains = getattr(built, "local_training", None)
+    if not isinstance(trains, LocalTraining):
+        raise PluginError(
+            f"{place_of(built, 'local_training')} is {trains!r:.60}, but must be a LocalTraining: "
+            "keep the one that build() is given, or dataclasses.replace() of it"
+        )
+    return built
 
 
 def build_aggregation(

@@ -218,6 +218,15 @@ def test_a_gradient_that_is_not_written_is_refused_with_its_file(
     assert re.match(r".*/own\.py: Own\.", str(refused.value))
 
 
+def test_an_algorithm_without_local_training_is_refused_with_its_file(
+    plant: Plant, tmp_path: Path
+) -> None:
+    plant(plugins.ALGORITHM, "own", HEAD.replace("= local_training", "= None"))
+    wanted = r"/own\.py: Own\.local_training is None, but must be a LocalTraining: keep the one"
+    with pytest.raises(PluginError, match=wanted):
+        run(own(), tmp_path / "run")
+
+
 COUNTS = """
         self.kept = None
 
