@@ -308,6 +308,20 @@ def test_a_part_that_makes_nan_of_finite_numbers_is_named(
     assert "Traceback" not in error
 
 
+def test_a_training_split_without_examples_is_refused(
+    readings: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    empty = """
+    none = inputs[:0], targets[:0], 0 * offsets, ids
+    splits["train"] = InMemorySplit("train", *none)
+    checksum ="""
+    text = TASK.replace("\n    checksum =", empty)
+    (folder / "tasks" / "readings" / "task.py").write_text(text, encoding="utf-8")
+    assert main(["run", "row.yaml", "--out", "out"]) == 2
+    error = " ".join(capsys.readouterr().err.split())
+    assert "the split 'train' has no examples; give its users at least one" in error
+
+
 OWN_SPLIT = """class Own:
     def __init__(self, *parts):
         self.split = InMemorySplit(*parts)
