@@ -152,24 +152,23 @@ class Evaluator:
         return build_metrics(self._task, self._families)
 
     def _check_families(self) -> None:
-        """Refuse families of the row that cannot measure the task, or measure what others do."""
+        """Refuse families that cannot measure the task, or measure what others do."""
         splits = [*self._options.splits, *self._options.final_splits]
-        if not (self._options.metrics and splits):
+        if not splits or (not self._options.metrics and len(self._families) < 2):
             return
         split, taken = self._task.split(splits[0]), dict[str, str]()
         for family in self._families:
             metrics = build_metrics(self._task, [family])
+            key = "the task's metrics" if family in self._task.metrics else "evaluation.metrics"
             try:
                 names = measured_names(self._forward, split, metrics)
             except (ValueError, RuntimeError, TypeError, IndexError, UserInputError) as error:
-                raise ConfigError(
-                    f"evaluation.metrics: '{family}' cannot measure this task: {error}"
-                ) from error
+                raise ConfigError(f"{key}: '{family}' cannot measure this task: {error}") from error
             for name in (name.partition("/")[2] for name in names):
                 if name in taken and name not in _COUNTS:
                     raise ConfigError(
-                        f"evaluation.metrics: '{family}' and '{taken[name]}' both measure "
-                        f"'{name}'; leave one out"
+                        f"{key}: '{family}' and '{taken[name]}' both measure '{name}'; leave "
+                        "one out, or rename it in a family of your own"
                     )
                 taken[name] = family
 

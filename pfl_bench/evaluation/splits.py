@@ -91,7 +91,13 @@ class Measured:
         """
         result: dict[str, float] = {}
         for metric in self.metrics:
-            result |= _computed(metric)
+            found = _computed(metric)
+            if twice := sorted(found.keys() & result.keys()):
+                places = [place_of(m, "compute") for m in self.metrics if twice[0] in m.compute()]
+                raise PluginError(
+                    f"{' and '.join(places)} both return '{twice[0]}'; rename it in one of them"
+                )
+            result |= found
         for family in self.families:
             result |= over_clients(family)
         for stratum in self.strata:

@@ -21,7 +21,7 @@ from pfl_bench.evaluation.splits import Measured, examples_at_once, measure
 from pfl_bench.evaluation.strata import Strata
 from pfl_bench.federated.parts import build_forward, build_model, build_task
 from pfl_bench.metrics.classification import Classification
-from pfl_bench.types import Examples, FederatedSplit, UserInputError
+from pfl_bench.types import Examples, FederatedSplit, PluginError, UserInputError
 from tests.helpers import make_config
 
 CPU = torch.device("cpu")
@@ -48,6 +48,20 @@ class Scores:
         if not self._weight:
             raise UserInputError("nothing was measured")
         return {"score": self._sum / self._weight}
+
+
+class Again(Scores):
+    """A second family with a value of the first's name."""
+
+
+def test_a_value_that_two_families_return_is_refused_with_both() -> None:
+    families: list[Any] = [Scores(), Again()]
+    for family in families:
+        family.update(torch.ones(2, 1), torch.ones(2))
+    split: Any = None
+    both = r"\.py: Scores\.compute and .*\.py: Again\.compute both return 'score'; rename it"
+    with pytest.raises(PluginError, match=both):
+        Measured(families, [], []).result(split, is_personal=False)
 
 
 class Lines:

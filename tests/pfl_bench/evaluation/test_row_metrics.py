@@ -91,6 +91,32 @@ def test_two_families_that_measure_one_thing_are_refused(
     assert not (tmp_path / "run" / "summary.json").exists()
 
 
+TASK = """
+from tasks.digits import task as digits
+
+Options = digits.Options
+
+def build(options):
+    task = digits.build(options)
+    task.metrics = ("classification", "other")
+    return task
+"""
+
+
+def test_two_families_of_a_task_that_measure_one_thing_are_refused(
+    config_file: Callable[..., Path], tmp_path: Path
+) -> None:
+    plugins_of(tmp_path, other="accuracy")
+    home = tmp_path / "tasks" / "own"
+    home.mkdir(parents=True)
+    (home / "task.py").write_text(TASK, encoding="utf-8")
+    (home / "models.py").write_text("from tasks.digits.models import *", encoding="utf-8")
+    row = config_file("federated", task={"name": "own", "num_users": 60})
+    error = run(row, tmp_path / "run")["error"]
+    assert "the task's metrics: 'other' and 'classification' both measure 'accuracy'" in error
+    assert "Traceback" not in error
+
+
 @pytest.mark.parametrize(
     ("named", "words"),
     [
