@@ -9,8 +9,9 @@ import argparse
 import contextlib
 import importlib.util
 import io
+import math
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,7 +29,9 @@ from pfl_bench.config.loading import load_config
 from pfl_bench.config.row_files import rows_below
 from pfl_bench.config.schema import TRAINERS
 from pfl_bench.evaluation.evaluator import families_of
-from pfl_bench.federated.parts import build_task
+from pfl_bench.evaluation.splits import measure
+from pfl_bench.federated.parts import build_run, build_task
+from pfl_bench.metrics import build_metrics
 from pfl_bench.profiling import Profile
 from pfl_bench.report.page import write_report
 from pfl_bench.runs.audit import audit_run
@@ -193,6 +196,7 @@ class _Row:
         yield "kill and resume", self._resume
         if any(kind is plugins.METRIC for kind, _ in self.uses):
             yield "batches", self._batches
+            yield "merge", self._merge
         if any(kind is plugins.TRACKER for kind, _ in self.uses):
             yield "trackers", self._trackers
         yield "audit", self._audit
@@ -252,13 +256,38 @@ class _Row:
         """Metrics do not depend on how examples are divided into batches."""
         small = changed(self._short, [f"evaluation.batch_size={_SMALL_BATCH}"])
         measured = run(small, self._folder / "batches")["metrics"]
-        for name, value in self._summary["metrics"].items():
-            if abs(measured[name] - value) > _TOLERANCE * max(1.0, abs(value)):
-                raise PluginError(
-                    f"{name} is {value:g}, but {measured[name]:g} with batches of {_SMALL_BATCH}: "
-                    "sum over examples in update(), and divide in compute()"
-                )
+        mend = "sum over examples in update(), and divide in compute()"
+        _compare(self._summary["metrics"], measured, f"with batches of {_SMALL_BATCH}", mend)
         return f"the same metrics with batches of {_SMALL_BATCH}"
+
+    def _merge(self) -> str:
+        """Two processes' metrics, merged, are those of one that evaluates everything."""
+        parts, options = build_run(self._short), self._short.config.evaluation
+        families, names = families_of(parts.task, self._short.config), []
+        # Of a model that has not learned, all examples may have the same loss.
+        parts.model.vector.copy_(_weights(self._folder / "whole"))
+        for name in dict.fromkeys([*options.splits, *options.final_splits]):
+            split = parts.task.split(name)
+            if split.num_examples < 2:
+                continue
+            whole, first, second = (
+                measure(
+                    parts.forward,
+                    split,
+                    build_metrics(parts.task, families),
+                    options.batch_size,
+                    part=part,
+                )
+                for part in ((0, 1), (0, 2), (1, 2))
+            )
+            first.merge(second)
+            wanted, merged = (one.result(split, is_personal=False) for one in (whole, first))
+            mend = "take in merge() all that update() of the other instance has summed"
+            _compare(wanted, merged, "where two halves are merged", mend)
+            names.append(name)
+        if not names:
+            raise SkippedError("no split that the row evaluates has two examples")
+        return f"the same metrics of {', '.join(names)} where two halves are merged"
 
     def _trackers(self) -> str:
         """No tracker was left out of a run, which goes on without it."""
@@ -284,6 +313,17 @@ class _Row:
         if self._short.config.name not in page.read_text(encoding="utf-8"):
             raise PluginError("the report does not name the row")
         return f"{page.stat().st_size // 1024} kB"
+
+
+def _compare(
+    wanted: Mapping[str, float], found: Mapping[str, float], where: str, mend: str
+) -> None:
+    """Refuse metrics, by name, that are not what is wanted of them."""
+    for name, value in wanted.items():
+        other = found.get(name, math.nan)
+        is_same = abs(other - value) <= _TOLERANCE * max(1.0, abs(value))
+        if not is_same and repr(other) != repr(value):
+            raise PluginError(f"{name} is {value:g}, but {other:g} {where}: {mend}")
 
 
 def _length_of(tree: dict[str, Any]) -> tuple[str, str]:

@@ -65,7 +65,8 @@ def test_one_of_each_kind_in_an_empty_folder_runs_is_killed_resumed_audited_and_
             assert outcomes[row, check] == "passed"
         assert outcomes[row, "audit"] == ("skipped" if kind in PUBLIC else "passed")
     assert outcomes["mechanism my_mechanism", "sensitivity"] == "passed"
-    assert outcomes["row rows/my_metric", "batches"] == "passed"
+    for check in ("batches", "merge"):
+        assert outcomes["row rows/my_metric", check] == "passed"
     assert outcomes["task my_task", "data"] == "passed"
     # Their own tests, as their author calls them.
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), plugins.FOLDERS: ""}
@@ -129,6 +130,10 @@ BROKEN = {
     "mean_of_batches": (
         "metric", [("self._count += len(targets)", "self._count += 1")],
         "row rows/mine: batches", "with batches of 7",
+    ),
+    "no_merge": (
+        "metric", [("self._sum += other._sum", "self._sum = self._sum")],
+        "row rows/mine: merge", "where two halves are merged: take in merge() all that",
     ),
     "no_headline": (
         "metric", [('HEADLINES = ("mine",)', "HEADLINES = ()")],
