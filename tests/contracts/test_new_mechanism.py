@@ -226,6 +226,24 @@ def test_rounds_of_which_nobody_states_how_they_go_together(
 
 
 @pytest.mark.parametrize(
+    ("name", "line", "said"),
+    [
+        ("raises", "raise KeyError('seed')", "fails (KeyError: 'seed'); mend it"),
+        ("bare", "return streams.rng.standard_normal(streams.wanted)", "returns a ndarray of"),
+    ],
+)
+def test_noise_that_cannot_be_replayed_names_the_file(
+    name: str, line: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replays = f"\n    def replay_noise(self, streams):\n        {line}\n"
+    monkeypatch.setattr(f"{__name__}.REPLAYS", replays)
+    write(name, STATED, True, tmp_path / "mine", monkeypatch)
+    done, left = run_and_audit(name, tmp_path / "run")
+    assert done.verdict == "incomplete"
+    assert f"{tmp_path / 'mine' / name}.py: Own.replay_noise {said}" in left["noise_replay"]
+
+
+@pytest.mark.parametrize(
     ("name", "stated", "clip", "reach"),
     [
         ("elements", 'norm="linf"', ELEMENTS, "aggregate.total.numel() ** 0.5"),

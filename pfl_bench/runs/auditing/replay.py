@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from pfl_bench.federated.parts import build_mechanism
 from pfl_bench.runs.auditing.opened import OpenedRun
+from pfl_bench.types import PluginError, UserInputError, place_of, returned
 from privacy.audit.inputs import DrawUsers, Replay, as_number
 from privacy.description import Tree
 from privacy.errors import PrivacyError
@@ -155,18 +156,27 @@ class _Noise:
         rng = stream(self._seed, NOISE, number)
         if self._setting.name not in MECHANISMS:
             assert isinstance(self._mechanism, ReplaysNoise)
-            return self._mechanism.replay_noise(
-                RoundStreams(
-                    rng=rng,
-                    clients=lambda: [
-                        stream(self._seed, CLIENT_NOISE, number, client)
-                        for client in self._clients(number, num_canaries)
-                    ],
-                    num_parameters=self._length,
-                    wanted=wanted,
-                    draws_all=is_whole,
-                )
+            streams = RoundStreams(
+                rng=rng,
+                clients=lambda: [
+                    stream(self._seed, CLIENT_NOISE, number, client)
+                    for client in self._clients(number, num_canaries)
+                ],
+                num_parameters=self._length,
+                wanted=wanted,
+                draws_all=is_whole,
             )
+            own, name = self._mechanism, "replay_noise"
+            try:
+                return returned(own, name, own.replay_noise(streams), ReplayedNoise)
+            except (UserInputError, PrivacyError):
+                raise
+            except Exception as error:
+                what = f"{type(error).__name__}: {error}"
+                raise PluginError(
+                    f"{place_of(own, name)} fails ({what}); mend it, so that it draws what "
+                    "release() has drawn, or leave it out, and audit again"
+                ) from error
         mechanism, described = self._reference(wanted), self._mechanism.description
         mechanism.begin(number)
         if described.randomizes_clients:
