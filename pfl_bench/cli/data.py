@@ -21,6 +21,7 @@ from pfl_bench import plugins
 from pfl_bench.cli.arguments import check_new
 from pfl_bench.cli.speech import answer, answer_json, print_table, say, write
 from pfl_bench.config.loading import validate_options
+from pfl_bench.data.temporary import locked
 from pfl_bench.types import ConfigError, DataError, HubDataset, RemoteFile
 
 
@@ -44,12 +45,26 @@ def _prepare(arguments: argparse.Namespace) -> int:
     source, out = Path(arguments.source), Path(arguments.out)
     if not source.is_dir():
         raise DataError(f"--source {source}: no such folder; give the folder of the raw files")
-    check_new(out, arguments.force)
-    with _progress_shown() as progress:
+    with _alone(out), _progress_shown() as progress:
+        check_new(out, arguments.force)
         facts = module.prepare(source, out, options, progress)
     _print_facts(facts)
     say(f"store: {out}")
     return 0
+
+
+@contextlib.contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    """Keep other commands from preparing a store; where none can be, its writer says so."""
+    if out.is_dir() or not out.parent.is_dir():
+        yield
+        return
+    refusal = (
+        f"--out {out}: another pfl-bench data prepare is writing this store; wait for it, or give "
+        "another name"
+    )
+    with locked(out.with_name(f".{out.name}.lock"), refusal):
+        yield
 
 
 def _download(arguments: argparse.Namespace) -> int:

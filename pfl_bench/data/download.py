@@ -14,8 +14,6 @@ from pathlib import Path
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, build_opener
 
-from filelock import FileLock, Timeout
-
 from pfl_bench.data.checksums import (
     SUMS,
     checks_content,
@@ -24,6 +22,7 @@ from pfl_bench.data.checksums import (
     read_sums,
     record_sum,
 )
+from pfl_bench.data.temporary import locked
 from pfl_bench.files import regular
 from pfl_bench.types import DataError, PluginError, Progress, RemoteFile
 
@@ -66,7 +65,12 @@ def download(
     absent = [file for file in files if found[file.name] is None]
     unrecorded = [(f.name, found[f.name]) for f in files if f.digest is None]
     if absent or unrecorded:
-        with _locked(target):
+        refusal = (
+            f"{target}: another pfl-bench data download is fetching into this folder; wait for it, "
+            "or choose another --out"
+        )
+        # Two would write into the same partial file.
+        with locked(target / LOCK, refusal):
             for name, digest in unrecorded:
                 if digest is not None:
                     record_sum(target, name, digest)
@@ -116,24 +120,6 @@ def _find(file: RemoteFile, path: Path, progress: Progress, recorded: bool) -> s
         )
     progress(file.name, running.size, running.size)
     return running.digest
-
-
-@contextmanager
-def _locked(target: Path) -> Iterator[None]:
-    """Keep other downloads out of a folder: two would write into the same partial file."""
-    lock = FileLock(target / LOCK, timeout=0)
-    try:
-        lock.acquire()
-    except Timeout as error:
-        raise DataError(
-            f"{target}: another pfl-bench data download is fetching into this folder; wait for it, "
-            "or choose another --out"
-        ) from error
-    try:
-        yield
-    finally:
-        (target / LOCK).unlink(missing_ok=True)
-        lock.release()
 
 
 class _TryError(Exception):

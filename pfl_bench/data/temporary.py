@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, get_args
 
+from filelock import FileLock, Timeout
+
 from pfl_bench.files import is_running, lock_path
 from pfl_bench.types import DataError
 
@@ -58,6 +60,28 @@ def remove_leftovers(out: Path) -> None:
             shutil.rmtree(folder, ignore_errors=True)
             with contextlib.suppress(OSError):
                 os.close(lock)
+
+
+@contextlib.contextmanager
+def locked(lock: Path, refusal: str) -> Iterator[None]:
+    """Hold a lock by a file, which goes in the end; DataError if another process has it.
+
+    Where nothing can be locked, as on some network file systems, the block runs without.
+    """
+    held = FileLock(lock, timeout=0)
+    try:
+        held.acquire()
+    except Timeout:
+        raise DataError(refusal) from None
+    except (OSError, NotImplementedError):
+        pass
+    try:
+        yield
+    finally:
+        if held.is_locked:
+            # Only now nobody else has it: filelock takes an unlinked file for no lock.
+            lock.unlink(missing_ok=True)
+            held.release()
 
 
 @contextlib.contextmanager

@@ -462,6 +462,28 @@ def test_a_file_is_not_replaced_unasked(
     assert main(["report", str(run), "other", "--out", str(run / "report.html")]) == 2
 
 
+def test_a_store_is_prepared_by_one_command_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    command = ["data", "prepare", "femnist", "--source", str(tmp_path)]
+    command += ["--out", str(tmp_path / "f.h5")]
+    codes: list[int] = []
+
+    def prepare(source: Path, out: Path, *others: object) -> dict[str, int]:
+        if out.name != "other.h5":
+            codes.extend(main([*command, "--out", str(path), "--force"]) for path in (out, other))
+        out.write_text("store")
+        return {"writers": len(codes)}
+
+    other = tmp_path / "other.h5"
+    monkeypatch.setattr("tasks.femnist.prepare.prepare", prepare)
+    assert main(command) == 0
+    assert codes == [2, 0]
+    refused = f"--out {tmp_path / 'f.h5'}: another pfl-bench data prepare is writing this store; "
+    assert refused in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["f.h5", "other.h5"]
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
