@@ -195,7 +195,7 @@ class RunFolder:
     def record(self, resolved: ResolvedConfig) -> list[str]:
         """Write the configuration, which makes this the folder of that run.
 
-        Gives what a person must know: that others could read a private run's folder until now.
+        Gives what a person must know: whether others could read a private run's folder until now.
         """
         self._is_private = resolved.config.setting in _PRIVATE
         notices = self._close_to_others() if self._is_private else []
@@ -220,9 +220,11 @@ class RunFolder:
             ]
         if self._is_made_here:
             return []
+        has_run = (self.path / "config.yaml").exists()  # A start that was killed leaves none.
+        reading = "that mode let others on this machine read them" if has_run else "it had neither"
         return [
             f"{self.path}: its mode was {before} and is {_OWNER_ONLY:04o} now: the seed and the "
-            "ledger of a private run are for its owner alone"
+            f"ledger of a private run are for its owner alone; until now {reading}"
         ]
 
     def _differences(self, recorded: Path, resolved: ResolvedConfig) -> list[str]:

@@ -240,6 +240,21 @@ def test_a_private_run_s_folder_is_its_owner_s_alone(tmp_path: Path, capsys: Cap
     assert mode(tmp_path) == mode(tmp_path.parent)
 
 
+def test_what_others_could_read_of_a_run_that_was_killed_is_said(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    config, killed = make_config("central_dp"), tmp_path / "killed"
+    killed.mkdir(mode=0o755)
+    (killed / ".lock").touch()
+    run(config, killed, resume=True)
+    assert "is 0700 now" in (said := capsys.readouterr().err)
+    assert "until now it had neither" in said
+    (killed / "summary.json").unlink()
+    killed.chmod(0o755)
+    run(config, killed, resume=True)
+    assert "until now that mode let others on this machine read them" in capsys.readouterr().err
+
+
 def test_what_a_run_began_with_is_kept_beside_its_resumptions(tmp_path: Path) -> None:
     config = make_config("federated", checkpoint__keep=9)
     run(config, tmp_path)
