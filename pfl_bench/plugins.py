@@ -28,7 +28,7 @@ from typing import Any, TypeVar, cast
 
 from pydantic import BaseModel
 
-from pfl_bench.types import PluginError, did_you_mean
+from pfl_bench.types import PluginError, did_you_mean, ended_by_signal
 
 _Base = TypeVar("_Base")
 
@@ -298,16 +298,19 @@ def _modules(kind: PluginKind) -> Iterator[tuple[str, str]]:
     own = [os.path.join(folder, kind.group) for folder in __path__]
     yield from _in_folders(kind, f"{__name__}.{kind.group}", own)
     for name, module, _ in _entry_points()[kind]:
-        if kind.module is None or _may_be_there(module):
+        # What cannot be looked at is listed, and refused when loaded.
+        if kind.module is None or _looked_at(module) is not None:
             yield name, module
 
 
-def _may_be_there(module: str) -> bool:
-    """Whether a module is there; what cannot be looked at is listed, and refused when loaded."""
+def _looked_at(module: str) -> ModuleSpec | str | None:
+    """A module's spec, None where there is none; its name where it cannot be looked at."""
     try:
-        return not all(module.split(".")) or importlib.util.find_spec(module) is not None
-    except (Exception, SystemExit):
-        return True
+        return importlib.util.find_spec(module) if all(module.split(".")) else module
+    except (Exception, SystemExit) as error:
+        if ended_by_signal(error):
+            raise
+        return module
 
 
 def _in_folders(kind: PluginKind, package: str, folders: list[str]) -> Iterator[tuple[str, str]]:
@@ -342,8 +345,5 @@ def _package_of(kind: PluginKind, module: str) -> str:
 
 
 def _file_of(module: str) -> str:
-    try:
-        spec = importlib.util.find_spec(module) if all(module.split(".")) else None
-    except (Exception, SystemExit):
-        return module
-    return module if spec is None or spec.origin is None else spec.origin
+    found = _looked_at(module)
+    return (found.origin if isinstance(found, ModuleSpec) else None) or module

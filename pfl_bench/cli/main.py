@@ -280,8 +280,7 @@ def _plugin_place(error: BaseException) -> str | None:
     import traceback
 
     from pfl_bench.plugins import user_files
-    from pfl_bench.runs.jobs.signals import ended_by_signal
-    from pfl_bench.types import PluginError
+    from pfl_bench.types import PluginError, ended_by_signal
 
     if ended_by_signal(error):
         return None

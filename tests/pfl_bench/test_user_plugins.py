@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -586,6 +587,27 @@ def test_a_broken_installed_plug_in_is_named_and_the_others_are_listed(
     assert words in error
     assert "Traceback" not in error
     assert "theirs" in listed.out or words in listed.err
+
+
+def test_a_signal_in_the_import_of_an_installed_package_ends_the_command(tmp_path: Path) -> None:
+    install(tmp_path, "pack")
+    points = tmp_path / "theirs-1.0.dist-info" / "entry_points.txt"
+    points.write_text("[pfl_bench.tasks]\ntheirs = pack\n")
+    (tmp_path / "pack").mkdir()
+    (tmp_path / "pack" / "__init__.py").write_text("import os; os.kill(os.getpid(), 10)")
+    seen: list[int] = []
+
+    def end_once(number: int, frame: object) -> None:
+        seen.append(number)
+        if len(seen) == 1:
+            sys.exit(128 + number)
+
+    before = signal.signal(10, end_once)
+    try:
+        with searched(tmp_path), pytest.raises(SystemExit, match="138"):
+            main(["list", "tasks"])
+    finally:
+        signal.signal(10, before)
 
 
 def test_two_installed_plug_ins_of_one_name_are_told_apart(

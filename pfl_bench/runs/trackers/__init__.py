@@ -21,8 +21,8 @@ from pfl_bench import plugins
 from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.config.row_files import bundled_configs
 from pfl_bench.runs.events import RELEASED
-from pfl_bench.runs.jobs.signals import ended_by_signal
 from pfl_bench.runs.tracker import Json, Notice, Tracked, Tracker, one_line, scalar
+from pfl_bench.types import ended_by_signal
 
 if TYPE_CHECKING:
     from torch import Tensor
