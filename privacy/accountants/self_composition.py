@@ -19,6 +19,9 @@ from numpy.typing import NDArray
 # dp-accounting's ``self_compose``. The window is sought at orders of so many, and their negatives.
 _TAIL = 1e-15
 _ORDERS = 20
+# From so many compositions on, dp-accounting makes a sparse distribution of two or more places
+# dense. It tells by size ** count, an integer of megabytes that takes seconds to minutes.
+_SURELY_DENSE = 64
 
 
 def self_composed(distribution: Any, count: int) -> Any:
@@ -36,7 +39,9 @@ def _composed(pmf: Any, count: int) -> Any:
     from scipy import fft
 
     if not isinstance(pmf, DensePLDPmf):
-        return pmf.self_compose(count)
+        if pmf.size == 1 or count < _SURELY_DENSE:
+            return pmf.self_compose(count)
+        pmf = pmf.to_dense_pmf()
     first, last = _window(pmf._probs, count)
     size = last - first + 1
     length = fft.next_fast_len(max(size, len(pmf._probs)))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from dp_accounting import dp_event, pld
 from dp_accounting.pld import common
+from dp_accounting.pld.pld_pmf import SparsePLDPmf
 from dp_accounting.pld.privacy_loss_distribution import (
     from_gaussian_mechanism,
     from_randomized_response,
@@ -40,10 +41,17 @@ def assert_equal(ours: Any, theirs: Any) -> None:
         assert np.array_equal(own._probs, other._probs)
 
 
-@pytest.mark.parametrize("count", [2, 50])
+@pytest.mark.parametrize("count", [2, 50, 63, 64, 3000])
 def test_a_law_of_few_losses_is_composed_as_by_dp_accounting(count: int) -> None:
     losses = from_randomized_response(0.6, 5, value_discretization_interval=1e-3)
     assert_equal(self_composed(losses, count), losses.self_compose(count))
+
+
+def test_many_rounds_of_few_losses_are_composed_without_a_power_of_megabytes() -> None:
+    losses = from_gaussian_mechanism(2.5, sampling_prob=1e-3, value_discretization_interval=1e-3)
+    assert isinstance(losses._pmf_remove, SparsePLDPmf)
+    with mock.patch.object(SparsePLDPmf, "self_compose", side_effect=AssertionError):
+        self_composed(losses, 1_000_000)
 
 
 def test_the_window_of_a_composition_is_sought_at_few_orders() -> None:
