@@ -67,7 +67,10 @@ def load_builtin_pickle(path: Path) -> Any:
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}); check the path") from None
     except MemoryError:
-        raise DataError(f"{path}: the pickle needs more memory than there is") from None
+        raise DataError(
+            f"{path}: the pickle needs more memory than there is; copy it again if it is damaged, "
+            "or read it on a machine with more"
+        ) from None
     except Exception as error:
         # A damaged program can fail in any way; none of them is ours.
         raise DataError(

@@ -134,8 +134,11 @@ def _parameters(options: Sequence[str]) -> dict[str, Any]:
                 "and other options of sbatch go into additional_parameters={name: value}"
             )
         apply_override(parameters, text)
-        if key in _LISTS and not isinstance(parameters[key], list):
-            raise ConfigError(f"--slurm {text}: {key}: a list, such as {key}=[first, second]")
+        given = parameters[key]
+        if key in _LISTS and not (isinstance(given, list) and {*map(type, given)} <= {str}):
+            raise ConfigError(
+                f"--slurm {text}: {key}: a list of texts, such as {key}=['first', 'second']"
+            )
         if key == "additional_parameters" and not isinstance(parameters[key], dict):
             raise ConfigError(f"--slurm {text}: {key}: a mapping, such as {key}={{name: value}}")
     if "time" not in parameters:

@@ -179,3 +179,9 @@ def test_no_bytes_make_another_error(data: bytes, tmp_path_factory: pytest.TempP
     except DataError:
         return
     assert type(value).__module__ == "builtins"
+
+
+def test_a_pickle_that_announces_an_exabyte(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.pkl", b"\x80\x05\x8e" + struct.pack("<Q", 2**60) + b"x.")
+    with pytest.raises(DataError, match=r"a\.pkl: .*more memory .* copy it again"):
+        load_builtin_pickle(path)

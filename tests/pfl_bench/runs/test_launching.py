@@ -287,6 +287,7 @@ def test_what_sbatch_refuses_is_exit_2_in_its_words(
         (["time=5", "nodes=2"], "additional_parameters={name: value}"),
         (["time=5", "mem=[1"], "not valid YAML"),
         (["time=5", "setup=module load cuda"], "setup: a list"),
+        (["time=5", "setup=[1]"], "--slurm setup=[1]: setup: a list of texts"),
         (["time=5", "additional_parameters=3"], "additional_parameters: a mapping"),
     ],
 )
