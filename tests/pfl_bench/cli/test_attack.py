@@ -44,6 +44,7 @@ def test_a_killed_attack_goes_on_and_finished_shadow_runs_stay(
         (["demo/federated.yaml", "--confidence", "1.5"], "is not in [0.5, 1)"),
         (["demo/federated.yaml", "federated.shadow=1"], "federated.shadow"),
         (["demo/federated.yaml", "--kind", "gradient", "--user", "9999"], "is no user"),
+        (["demo/central.yaml", "--kind", "gradient"], "this row is of the setting 'central'"),
         (["."], "no config.yaml"),
     ],
 )

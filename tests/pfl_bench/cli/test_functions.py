@@ -140,6 +140,17 @@ def test_a_sweep_gives_its_runs_the_best_first(tmp_path: Path, capsys: Capture) 
         pfl_bench.sweep(file, tmp_path / "other", **missing)
 
 
+def test_a_sweep_says_which_run_failed(tmp_path: Path) -> None:
+    file = tmp_path / "sweep.yaml"
+    file.write_text(SWEEP, encoding="utf-8")
+    pfl_bench.sweep(file, tmp_path / "out", federated__num_rounds=1)
+    first = min(path.parent for path in (tmp_path / "out").glob("*/config.yaml"))
+    (first / "summary.json").unlink()
+    (first / "config.yaml").unlink()
+    with pytest.raises(UserInputError, match=r"sweep: a run failed\n(.*\n)*.*holds files but no"):
+        pfl_bench.sweep(file, tmp_path / "out", federated__num_rounds=1)
+
+
 def test_a_folder_without_plug_ins_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserInputError, match=str(tmp_path)):
         pfl_bench.check_plugin(tmp_path / "none")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import yaml
 
 from pfl_bench.cli.main import explain, main
 from pfl_bench.config.yaml_text import parse_yaml
+from pfl_bench.runs.membership import ATTACK_VERSION
 from tests.helpers import REPOSITORY
 
 Capture = pytest.CaptureFixture[str]
@@ -315,3 +317,51 @@ def test_space_is_asked_for_where_it_lacks(number: int, has_space: bool) -> None
     text = str(explain(OSError(number, "text", "config.yaml")))
     assert text.startswith("config.yaml: ")
     assert ("free space" in text) is has_space
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["demo/federated", "--dry-run"], "--dry-run looks at one process alone"),
+        (["demo/central"], "this row is of the setting 'central'; run it without torchrun"),
+        (["demo/federated", "federated.workers=2"], "federated.workers: torchrun has started"),
+    ],
+)
+def test_what_torchrun_cannot_start(
+    words: list[str], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "localhost")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MASTER_PORT", "1")
+    assert why in said(["run", *words, "--out", str(tmp_path / "out")], capsys)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_with_two_packages_of_plug_ins(tmp_path: Path, capsys: Capture) -> None:
+    for name in ("a_plugins", "b_plugins"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").touch()
+    text = said(["new", "algorithm", "mine", "--out", str(tmp_path)], capsys)
+    assert f"--out {tmp_path}: has several packages of plug-ins (a_plugins, b_plugins)" in text
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ({"format_version": 99, "attacks": {}}, "damaged, or of another version; attack again"),
+        (None, "the attack loss is of other settings than the run's; attack the run's folder"),
+    ],
+)
+def test_a_run_with_another_attack_is_not_audited(
+    content: object, why: str, config_file: Callable[..., Path], tmp_path: Path, capsys: Capture
+) -> None:
+    out = tmp_path / "out"
+    row = config_file("private_federated", federated__num_rounds=1)
+    assert main(["run", str(row), "--out", str(out)]) == 0
+    (out / "attack").mkdir()
+    content = content or {"format_version": ATTACK_VERSION, "attacks": {"loss": {}}}
+    (out / "attack" / "attack.json").write_text(json.dumps(content))
+    text = said(["audit", str(out)], capsys)
+    assert f"{out / 'attack' / 'attack.json'}: " in text
+    assert why in text

@@ -208,3 +208,18 @@ def test_writer_must_be_open(tmp_path):
         writer(tmp_path / "toy.h5").append("train", "a", **data())
     with pytest.raises(ValueError, match="split 'a/b' is not a name"), writer(tmp_path / "t") as w:
         w.append("a/b", "a", **data())
+
+
+def test_a_device_is_not_replaced() -> None:
+    with pytest.raises(DataError, match="/dev/null is a device or pipe, which is not replaced"):
+        writer("/dev/null")
+
+
+def test_a_file_that_is_hdf5_by_its_first_bytes_alone(tmp_path) -> None:
+    path = tmp_path / "toy.h5"
+    fill_users(path)
+    content = bytearray(path.read_bytes())
+    content[8:40] = b"\xff" * 32
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"toy\.h5: cannot be opened \(.*copy or prepare it again"):
+        Store(path)
