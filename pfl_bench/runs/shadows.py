@@ -121,7 +121,8 @@ def released_model(folder: Path) -> tuple[torch.Tensor, dict[str, Any] | None]:
     state = load_latest(folder / "checkpoints")
     if state is None:
         raise RunFolderError(
-            f"{folder}: has no checkpoint, which the model is read from; run or resume it"
+            f"{folder}: has no checkpoint, which the model is read from; restore it from a copy, "
+            "or delete the folder and give the command again"
         )
     best = state.get("best")
     if best is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -74,3 +75,19 @@ def test_a_shadow_run_is_not_audited(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(["run", str(source), "federated.shadow=0", "--out", str(tmp_path / "run")]) == 0
     assert main(["audit", str(tmp_path / "run")]) == 2
     assert "a shadow run of pfl-bench attack" in capsys.readouterr().err
+
+
+def test_a_shadow_run_that_has_lost_its_model_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, out = row(tmp_path, "federated", **STRONG), tmp_path / "out"
+    assert attack(source, out, "loss", 2) == 0
+    lost = out / "shadows" / "shadow-0001"
+    for path in (*lost.glob("*.npz"), *lost.glob("checkpoints/*")):
+        path.unlink()
+    capsys.readouterr()
+    assert attack(source, out, "loss", 2) == 2
+    said = capsys.readouterr().err
+    assert f"{lost}: has no checkpoint, which the model is read from; restore it" in said
+    shutil.rmtree(lost)
+    assert attack(source, out, "loss", 2) == 0
