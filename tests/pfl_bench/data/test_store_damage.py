@@ -211,3 +211,21 @@ def test_a_header_that_declares_more_than_the_file_holds(path, name):
         created[:2] = 1
     with pytest.raises(DataError, match=rf"'{name}'.*damaged"):
         Store(path)
+
+
+def test_compressed_columns_of_a_store_that_is_closed_or_was_damaged(path):
+    with h5py.File(path, "r+") as file:
+        whole = file["train/inputs"][:]
+        del file["train/inputs"]
+        made = file["train"].create_dataset("inputs", data=whole, chunks=True, compression="gzip")
+        place = made.id.get_chunk_info(0).byte_offset
+    with Store(path) as store:
+        split = store.split("train")
+        assert np.array_equal(split.read("inputs", 0, split.num_examples), whole)
+    with pytest.raises(ValueError, match="store is closed"):
+        split.read("inputs", 0, split.num_examples)
+    with path.open("r+b") as damage:
+        damage.seek(place)
+        damage.write(bytes(20))
+    with Store(path) as store, pytest.raises(DataError, match=r"'inputs': cannot be read.*again"):
+        store.split("train").read("inputs", 0, split.num_examples)
