@@ -119,9 +119,10 @@ def _first_step(parts: RunParts, train: FederatedSplit) -> StepFlops:
         return measure_step(parts.forward, parts.model, train)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         name = parts.resolved.tree["task"]["name"]
-        if plugins.origin_of(plugins.TASK, name) is None or isinstance(
-            error, UserInputError | torch.OutOfMemoryError
-        ):
+        fails_by_memory = "DefaultCPUAllocator" in str(error)  # torch has no class for it
+        if fails_by_memory or isinstance(error, UserInputError | torch.OutOfMemoryError):
+            raise
+        if plugins.origin_of(plugins.TASK, name) is None:
             raise
         folder = str(Path(str(plugins.spec_of(plugins.MODEL, name).origin)).parent)
         frames = traceback.extract_tb(error.__traceback__)

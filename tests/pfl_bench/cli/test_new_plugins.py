@@ -394,3 +394,16 @@ def test_an_installed_package_s_file_is_one_plug_in_with_that_of_the_folder(
         assert plugins.module_of(plugins.ALGORITHM, "mine").endswith("algorithms.mine")
         subjects = [one.subject for one in pfl_bench.check_plugin("own_plugins")]
         assert "algorithm mine" in subjects
+
+
+def test_a_model_beyond_memory_is_said_to_be_too_large(tmp_path: Path, capsys: Capture) -> None:
+    home = tmp_path / "home"
+    assert main(["new", "task", "mine", "--out", str(home)]) == 0
+    file = home / "home_plugins" / "tasks" / "mine" / "models.py"
+    layers = "nn.Linear(8, 4), nn.Unflatten(1, (1, 4)), nn.Upsample(scale_factor=10**12)"
+    text, _, _ = file.read_text().rpartition("    return ")
+    file.write_text(f"{text}    return nn.Sequential({layers})\n")
+    capsys.readouterr()
+    row = home / "rows" / "mine.yaml"
+    assert main(["run", str(row), "--out", str(tmp_path / "run")]) == 2
+    assert "memory ran out (one tensor needs " in capsys.readouterr().err
