@@ -186,11 +186,11 @@ def load(kind: PluginKind, name: str) -> ModuleType:
             f"{kind.word} exposes {model}'{kind.function}'."
         )
     if kind.has_options and not (
-        isinstance(module.Options, type) and issubclass(module.Options, BaseModel)
+        isinstance(own := module.Options, type) and issubclass(own, BaseModel) and own != BaseModel
     ):
         raise PluginError(
-            f"plug-in module {path} ({_file_of(path)}): Options is {module.Options!r:.80}, no "
-            "pydantic model; derive a class from pydantic.BaseModel"
+            f"plug-in module {path} ({_file_of(path)}): Options is {own!r:.80}, no pydantic model "
+            "of its own; derive a class from pydantic.BaseModel"
         )
     return module
 

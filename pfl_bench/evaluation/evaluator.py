@@ -10,6 +10,7 @@ from pfl_bench.client.forward import Forward
 from pfl_bench.config.schema import RunConfig
 from pfl_bench.evaluation.fine_tuning import FineTuning
 from pfl_bench.evaluation.splits import (
+    COUNTS,
     Measured,
     examples_at_once,
     measure,
@@ -29,9 +30,6 @@ from pfl_bench.types import (
     WorkerGroup,
     did_you_mean,
 )
-
-# Beside what families measure.
-_COUNTS = frozenset({"num_examples", "num_clients"})
 
 
 def families_of(task: Task, config: RunConfig) -> tuple[str, ...]:
@@ -165,7 +163,7 @@ class Evaluator:
             except (ValueError, RuntimeError, TypeError, IndexError, UserInputError) as error:
                 raise ConfigError(f"{key}: '{family}' cannot measure this task: {error}") from error
             for name in (name.partition("/")[2] for name in names):
-                if name in taken and name not in _COUNTS:
+                if name in taken and name not in COUNTS:
                     raise ConfigError(
                         f"{key}: '{family}' and '{taken[name]}' both measure '{name}'; leave "
                         "one out, or rename it in a family of your own"

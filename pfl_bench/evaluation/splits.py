@@ -27,6 +27,8 @@ from pfl_bench.types import (
     returned,
 )
 
+# Beside what families measure.
+COUNTS = frozenset({"num_examples", "num_clients", "num_clients_without_examples"})
 # Enough for the size of a loss.
 _START_EXAMPLES = 16
 # Numbers of the inputs that go through a model at once on a CPU: 55 pictures of 3 x 224 x 224.
@@ -92,10 +94,10 @@ class Measured:
         result: dict[str, float] = {}
         for metric in self.metrics:
             found = _computed(metric)
-            if twice := sorted(found.keys() & result.keys()):
+            if twice := sorted(found.keys() & (COUNTS | result.keys())):
                 places = [place_of(m, "compute") for m in self.metrics if twice[0] in m.compute()]
                 raise PluginError(
-                    f"{' and '.join(places)} both return '{twice[0]}'; rename it in one of them"
+                    f"{' and '.join(places)}: two values are named '{twice[0]}'; rename one"
                 )
             result |= found
         for family in self.families:
@@ -294,12 +296,8 @@ def _by_user(
                 places = part - part[0]
                 inputs, targets = read.examples.inputs[places], read.examples.targets[places]
                 columns = [column[places] for column in read.columns]
-                yield _MicroBatch(
-                    read.clients[places],
-                    Examples(inputs, targets),
-                    columns,
-                    place + at_once >= count,
-                )
+                own, is_last = Examples(inputs, targets), place + at_once >= count
+                yield _MicroBatch(read.clients[places], own, columns, is_last)
             chosen = chosen[count:]
 
 

@@ -52,6 +52,7 @@ BAD = {
     "import sys\nsys.exit(3)": (2, "SystemExit: 3"),
     "open('/nowhere/file')": (1, "FileNotFoundError"),
     "Options = 3\nbuild = 4": (None, "no pydantic model"),
+    "from pydantic import BaseModel as Options\nbuild = 4": (None, "no pydantic model of its own"),
     "x = 1": (None, "lacks Options and build"),
     ALGORITHM.replace("options: Options, local: LocalTraining", ""): (17, "takes 0 positional"),
     ALGORITHM.replace("return ", "raise SystemExit(4)\n    return "): (19, "SystemExit: 4"),

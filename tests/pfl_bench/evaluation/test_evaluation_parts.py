@@ -59,9 +59,24 @@ def test_a_value_that_two_families_return_is_refused_with_both() -> None:
     for family in families:
         family.update(torch.ones(2, 1), torch.ones(2))
     split: Any = None
-    both = r"\.py: Scores\.compute and .*\.py: Again\.compute both return 'score'; rename it"
+    both = r"\.py: Scores\.compute and .*\.py: Again\.compute: two values are named 'score'"
     with pytest.raises(PluginError, match=both):
         Measured(families, [], []).result(split, is_personal=False)
+
+
+class Counts(Scores):
+    """A family with a value of its own for what each split counts."""
+
+    def compute(self) -> dict[str, float]:
+        return {"num_clients": 3.0}
+
+
+def test_a_count_of_a_family_s_own_is_refused() -> None:
+    split: Any = None
+    with pytest.raises(
+        PluginError, match=r"\.py: Counts\.compute: two values are named 'num_clients'"
+    ):
+        Measured([Counts()], [], []).result(split, is_personal=False)
 
 
 class Lines:
