@@ -11,7 +11,6 @@ from pathlib import Path
 
 from pfl_bench.cli.arguments import check_belongs
 from pfl_bench.cli.speech import answer_json, say, write
-from pfl_bench.config.terminal_text import visible_name
 from pfl_bench.runs.audit import RunAudit, audit_run
 from pfl_bench.types import ConfigError
 from privacy.audit.check import OUTCOMES, Check
@@ -64,7 +63,7 @@ def _watch(arguments: argparse.Namespace) -> int:
 
 def _lines(folder: Path, done: RunAudit) -> Iterator[str]:
     statement = done.inputs.statement
-    yield f"Audit of {visible_name(folder)}"
+    yield f"Audit of {folder}"
     for side in ("simulated", "actual"):
         stated = statement[side]
         epsilon = round_up(as_number(stated["epsilon"]), 4)

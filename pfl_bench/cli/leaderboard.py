@@ -10,7 +10,6 @@ from pathlib import Path
 from pfl_bench.cli.arguments import check_new
 from pfl_bench.cli.main import attempt
 from pfl_bench.cli.speech import answer_json, print_table, say, write
-from pfl_bench.config.terminal_text import visible_name
 from pfl_bench.files import read_json
 from pfl_bench.report.leaderboard import left_out, standings, write_leaderboard
 from pfl_bench.report.run_folder import RunRecord, each_once, read_runs, runs_below
@@ -30,12 +29,11 @@ def main(arguments: argparse.Namespace) -> int:
     if arguments.json:
         answer_json(read_json(data_out))
     for board in () if arguments.json else shown:
-        write(f"\n{visible_name(board.title)} ({visible_name(board.about)})\n")
+        write(f"\n{board.title} ({board.about})\n")
         print_table(board.table)
     for path, why in left_out(runs).items():
-        say(f"left out: {visible_name(path)}: {why}")
-    page, data = visible_name(out.resolve()), visible_name(data_out.resolve())
-    say(f"\nleaderboard: {page}\ndata: {data}")
+        say(f"left out: {path}: {why}")
+    say(f"\nleaderboard: {out.resolve()}\ndata: {data_out.resolve()}")
     return 0 if len(runs) == len(found) else 1
 
 
@@ -56,7 +54,7 @@ def _is_audited(run: RunRecord) -> bool:
 
     if not run.is_finished or not run.is_private:
         return True
-    say(f"auditing {visible_name(run.path)}")
+    say(f"auditing {run.path}")
     # One run without its data must not keep the others from the page.
     done = attempt(partial(audit_run, run.path, recompute="sample"))
     wrong = f"not audited: {done}" if isinstance(done, str) else done.not_kept

@@ -20,7 +20,6 @@ from pfl_bench.cli.arguments import check_is_there
 from pfl_bench.cli.completion import OF_ROWS, complete
 from pfl_bench.cli.parsers import build_parser
 from pfl_bench.cli.speech import announce, answer_alone, say, told
-from pfl_bench.config.terminal_text import visible_name
 
 _T = TypeVar("_T")
 EXIT_DONE, EXIT_FAILED, EXIT_INPUT, EXIT_INTERRUPTED = 0, 1, 2, 130
@@ -95,8 +94,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         message = explain(error, arguments.command in _OF_RUNS)
         if message is None:
             raise
-        for text in sys.argv[1:] if argv is None else argv:
-            message = message.replace(text, visible_name(text)) if "\n" in text else message
         # Some messages begin with the command that they are about.
         say(f"pfl-bench: {message.removeprefix('pfl-bench ')}")
         with contextlib.suppress(OSError):

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from pfl_bench.cli.arguments import check_empty, check_new
 from pfl_bench.cli.speech import say
-from pfl_bench.config.terminal_text import visible_name
 from pfl_bench.report.page import write_page
 from pfl_bench.report.run_folder import named_runs, read_runs
 
@@ -25,6 +24,6 @@ def main(arguments: argparse.Namespace) -> int:
         check_empty(figures, arguments.force)
     page = write_page(runs, out, save_to=figures)
     if figures is not None:
-        say(f"figures: {visible_name(figures)}")
-    say(f"report: {visible_name(page)}")
+        say(f"figures: {figures}")
+    say(f"report: {page}")
     return 0 if len(runs) == len(folders) else 1

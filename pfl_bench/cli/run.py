@@ -10,7 +10,6 @@ from pfl_bench.cli.main import EXIT_DONE, EXIT_FAILED
 from pfl_bench.cli.speech import answer_json, print_table, print_text, say, write
 from pfl_bench.config.loading import ResolvedConfig, load_config
 from pfl_bench.config.row_files import locate_row
-from pfl_bench.config.terminal_text import visible_name
 from pfl_bench.federated.workers.launched import is_launched, is_restarted
 from pfl_bench.metrics import is_spread
 from pfl_bench.types import ConfigError, WorkerGroup
@@ -40,8 +39,7 @@ def main(arguments: argparse.Namespace) -> int:
         follow(group)
         group.close()
         return 0
-    place = visible_name(out)
-    say(f"{config.name}: seed {config.seed}, in {place}; loading PyTorch, data and model")
+    say(f"{config.name}: seed {config.seed}, in {out}; loading PyTorch, data and model")
 
     from pfl_bench.files import read_json
     from pfl_bench.profiling import Profile
@@ -54,7 +52,7 @@ def main(arguments: argparse.Namespace) -> int:
     profile = Profile() if arguments.profile else None
     summary = run(resolved, out, arguments.resume or is_restarted(), group, profile)
     if is_finished:
-        say(f"{place}: this run is finished; it is not run again")
+        say(f"{out}: this run is finished; it is not run again")
     page = write_report([out], out / "report.html")
     rows = rows_from_summaries([summary])
     if arguments.json:
@@ -62,7 +60,7 @@ def main(arguments: argparse.Namespace) -> int:
     else:
         _print_numbers(summary, out)
         print_table(results_table(rows))
-    say(f"report: {visible_name(page)}")
+    say(f"report: {page}")
     # torchrun takes every other exit code for a process that has crashed.
     has_failed = group is None and any(row.is_failure for row in rows)
     return EXIT_FAILED if has_failed else EXIT_DONE
@@ -77,7 +75,7 @@ def _print_numbers(summary: dict[str, Any], out: Path) -> None:
     for metric, value in summary["metrics"].items():
         if not is_spread(metric):
             print_text(f"{metric:32} {float(value):.6g}")
-    print_text(f"distributions over clients: {visible_name(out / 'summary.json')}\n")
+    print_text(f"distributions over clients: {out / 'summary.json'}\n")
 
 
 def _dry_run(resolved: ResolvedConfig, out: Path, resume: bool) -> int:

@@ -17,7 +17,6 @@ from pfl_bench.cli.speech import answer_json, print_table, say
 from pfl_bench.config.errors import Given
 from pfl_bench.config.loading import ResolvedConfig, load_config, resolve
 from pfl_bench.config.schema import TRAINERS
-from pfl_bench.config.terminal_text import visible_name
 from pfl_bench.config.yaml_text import read_yaml
 from pfl_bench.types import ConfigError, did_you_mean
 
@@ -135,7 +134,7 @@ class Batch:
         """Name the runs that failed, and give the status that they leave."""
         reasons: dict[str, list[str]] = {}
         for run_folder, reason in self.failed.items():
-            reasons.setdefault(reason, []).append(visible_name(run_folder))
+            reasons.setdefault(reason, []).append(str(run_folder))
         for folders in reasons.values():
             why = "see above" if len(folders) == 1 else "for one reason, see above"
             say(f"failed: {', '.join(folders)} ({why})")
@@ -200,8 +199,7 @@ def _train(run_folder: Path, resolved: ResolvedConfig) -> dict[str, Any]:
 
 def _print_failure(run_folder: Path, message: str) -> None:
     place = "" if message.startswith(str(run_folder)) else f"{run_folder}: "
-    message = f"{place}{message}".replace(str(run_folder), visible_name(run_folder))
-    say(f"pfl-bench: {message}")
+    say(f"pfl-bench: {place}{message}")
 
 
 def _run_as_jobs(plans: Plans, arguments: argparse.Namespace, jobs: Path) -> Batch:

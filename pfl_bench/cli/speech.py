@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TextIO
 
 from pfl_bench.config.terminal_text import say as say
-from pfl_bench.config.terminal_text import visible, visible_name
+from pfl_bench.config.terminal_text import visible
 
 if TYPE_CHECKING:
     from pfl_bench.report.table import Table
@@ -88,7 +88,7 @@ def announce(arguments: argparse.Namespace) -> None:
     what = getattr(arguments, _READS[arguments.command])
     if not isinstance(what, str):
         what = what[0] if len(what) == 1 else f"{len(what)} folders"
-    say(f"pfl-bench {arguments.command}: reading {visible_name(what)}")
+    say(f"pfl-bench {arguments.command}: reading {what}")
 
 
 def print_text(text: str) -> None:

@@ -17,7 +17,6 @@ from pfl_bench.cli.speech import answer_json, say
 from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.config.row_files import locate, rows_below
 from pfl_bench.config.sweep_file import MOST_RUNS
-from pfl_bench.config.terminal_text import visible_name
 from pfl_bench.config.views import LoadedView, ViewRow, check_measured, load_view, view_in
 from pfl_bench.types import ConfigError, RunSummary, UserInputError
 
@@ -183,5 +182,5 @@ def _print(
     for figure in figures:
         for note in figure.notes:
             say(f"{figure.title}: {note}")
-    say(f"report: {visible_name(page.resolve())}")
+    say(f"report: {page.resolve()}")
     return any(row.is_failure for row in rows)

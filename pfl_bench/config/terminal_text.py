@@ -15,11 +15,6 @@ def visible(text: str) -> str:
     )
 
 
-def visible_name(name: object) -> str:
-    """A path or another name, visible and in one line: line breaks and tabs are written out too."""
-    return visible(str(name)).replace("\n", r"\n").replace("\t", r"\t")
-
-
 def say(text: str) -> None:
     """Tell a person what goes on, at once."""
     print(visible(text), file=sys.stderr, flush=True)

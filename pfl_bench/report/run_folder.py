@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from pfl_bench.config.schema import CONFIG_VERSION, TRAINERS, setting_of
-from pfl_bench.config.terminal_text import visible_name
 from pfl_bench.config.yaml_text import parse_yaml
 from pfl_bench.data import held_task
 from pfl_bench.files import check_run_folder, read_json, read_metrics, read_text
@@ -208,9 +207,9 @@ def read_runs(paths: Sequence[Path], notice: Callable[[str], None]) -> list[RunR
         try:
             runs.append(read_run(path))
         except RunFolderError as error:
-            refused.append(str(error).replace(str(path), visible_name(path)))
+            refused.append(error)
     if not runs and refused:
-        raise RunFolderError(refused[0])
+        raise refused[0]
     for reason in refused:
         notice(f"left out: {reason}")
     return runs

@@ -63,32 +63,6 @@ def test_a_finished_run_s_metrics_and_a_row_s_name_are_written_out(
     printed(capsys)
 
 
-def test_a_folder_s_name_stays_in_its_line(
-    config_file: Callable[..., Path], tmp_path: Path, capsys: Capture
-) -> None:
-    """Of a broken run beside a whole one, alone, and of a whole one."""
-    row = str(config_file("federated", federated__num_rounds=1))
-    home = tmp_path / "runs"
-    whole, broken = home / f"a\n\t{CLEAR}", home / "b\nc"
-    page = str(tmp_path / "a\nb.html")
-    for out in (whole, broken):
-        assert main(["run", row, "--out", str(out)]) == 0
-    (broken / "summary.json").write_text("{")
-    for command, code in (
-        (["leaderboard", str(home), "--out", page], 1),
-        (["leaderboard", str(broken), "--out", page, "--force"], 2),
-        (["report", str(whole), str(broken), "--out", page, "--force"], 1),
-        (["report", str(broken), "--out", page, "--force"], 2),
-        (["table", str(tmp_path), "--out", str(tmp_path / "d\ne")], 0),
-        (["audit", str(broken)], 2),
-    ):
-        assert main(command) == code
-    lines = "".join(capsys.readouterr()).splitlines()
-    assert not [line for line in lines if line.startswith(("b.html", "c", "e", "\t"))]
-    assert sum(r"b\nc/summary.json is not JSON" in line for line in lines) == 4
-    assert rf"pfl-bench audit: reading {broken.parent}/b\nc" in lines
-
-
 def test_show_and_data_write_names_out(
     config_file: Callable[..., Path], tmp_path: Path, capsys: Capture
 ) -> None:
