@@ -192,8 +192,8 @@ def _binned(
 
 
 def _ratio(part: NDArray[np.int64], whole: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Their ratio; 0 where the whole is 0."""
-    return np.where(whole > 0, part / np.maximum(whole, 1), 0.0)
+    """Ratio of parts to wholes; 0 where both are 0."""
+    return np.asarray(part / np.maximum(whole, 1))
 
 
 def _harmonic_mean(precision: float, recall: float) -> float:

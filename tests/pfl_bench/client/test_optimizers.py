@@ -22,20 +22,24 @@ def test_each_optimizer_descends_a_quadratic(name: str) -> None:
     assert float(point.norm()) < 1.5
 
 
-def test_yogi_takes_the_steps_of_the_paper() -> None:
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_yogi_takes_the_steps_of_the_paper(decay: float) -> None:
     """Reddi et al. 2021, algorithm 2, worked by hand for two steps in one dimension."""
     beta1, beta2, tau, rate = 0.9, 0.99, 1e-3, 0.1
-    options = OptimizerOptions(name="yogi", beta1=beta1, beta2=beta2, epsilon=tau)
-    point = torch.zeros(1, dtype=torch.float64)
+    options = OptimizerOptions(
+        name="yogi", beta1=beta1, beta2=beta2, epsilon=tau, weight_decay=decay
+    )
+    x, m, v = 0.5, 0.0, 1e-6
+    point = torch.full((1,), x, dtype=torch.float64)
     optimizer = build_optimizer(options, [point], rate)
-    x, m, v = 0.0, 0.0, 1e-6
-    for gradient in (-0.5, 0.02):
+    for given in (-0.5, 0.02):
+        gradient = given + decay * x
         m = beta1 * m + (1 - beta1) * gradient
         square = gradient**2
         sign = (v > square) - (v < square)
         v = v - (1 - beta2) * square * sign
         x = x - rate * m / (v**0.5 + tau)
-        point.grad = torch.tensor([gradient], dtype=torch.float64)
+        point.grad = torch.tensor([given], dtype=torch.float64)
         optimizer.step()
         assert float(point) == pytest.approx(x, rel=1e-12)
 

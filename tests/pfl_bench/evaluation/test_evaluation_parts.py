@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -198,6 +198,8 @@ def test_large_inputs_go_through_a_cpu_in_micro_batches() -> None:
     assert examples_at_once((3, 224, 224), torch.device("cuda")) is None
 
 
+# The first client lies across the border of two parts.
+@example([4, 2], 1, False, False)
 @given(sizes_of_clients, st.integers(1, 9), st.booleans(), st.booleans())
 def test_the_parts_together_are_the_whole(
     sizes: list[int], batch_size: int, by_play: bool, is_personal: bool
