@@ -150,7 +150,8 @@ def _price(
     sweep: LoadedSweep, plans: Sequence[Mapping[str, Any]], trials: Trials
 ) -> dict[str, Any]:
     """Epsilon and delta of the selection in both settings."""
-    compose = compose_of(sweep.base)
+    # By a point of the grid: its number of rounds, which noise is fitted to, may not be the row's.
+    compose = compose_of(sweep.combinations[0].resolved)
     epsilon, delta = {}, {}
     for side in SIDES:
         deltas = {as_number(plan[side]["delta"]) for plan in plans}

@@ -258,6 +258,27 @@ def test_points_with_several_plans_are_all_accounted(
         assert record["epsilon"][side] >= alone["epsilon"][side]
 
 
+def test_noise_that_is_fitted_to_rounds_is_accounted_by_those_of_the_grid(
+    sweep_file: Callable[..., Path], tmp_path: Path
+) -> None:
+    mechanism = {"name": "buffered_toeplitz", "clip_norm": 0.5, "buffers": 2}
+    row = {
+        "federated__sampling": "cyclic_poisson",
+        "federated__separation": 2,
+        "privacy__mechanism": mechanism,
+        "privacy__noise_multiplier": 20.0,
+        "privacy__epsilon": None,
+        **NO_NONCE,
+    }
+
+    def price(rounds_of_row: int, grid: dict[str, Any]) -> Any:
+        path = sweep_file(row_changes=row | {"federated__num_rounds": rounds_of_row}, grid=grid)
+        out = tmp_path / f"row-of-{rounds_of_row}"
+        return drawn_trials(load_sweep(path), out)[1]["epsilon"]
+
+    assert price(400, {"federated.num_rounds": [3]}) == price(3, {RATE: [1.0]})
+
+
 @pytest.mark.parametrize(
     ("setting", "changes", "overrides", "words"),
     [
