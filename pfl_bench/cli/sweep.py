@@ -200,12 +200,27 @@ def _price(sweep: LoadedSweep, ran: _Runs, out: Path) -> list[str]:
         return []
     accountant = runs[0][1]["accountant"]
     is_adaptive = sweep.optuna is not None or sweep.halving is not None
-    epsilons, problems = composed_epsilons(runs, accountant)
+    paid = runs
+    if sweep.optuna is not None and sweep.optuna.sampler != "random":
+        # Results decide which points are proposed again, and so how many are trained.
+        paid = [*runs, *runs[:1] * (sweep.optuna.trials - len(runs))]
+    epsilons, problems = composed_epsilons(paid, accountant)
     if is_adaptive and (why := adaptive_problem(sweep, out)):
         epsilons, problems = {}, dict.fromkeys(SIDES, why)
     left = sum(summary is None for _, summary in ran)
     also = f" {left} more not finished: what these have released comes to it." if left else ""
-    record = {"runs": len(runs), "unfinished": left, "accountant": accountant, "epsilon": epsilons}
+    if len(paid) > len(runs):
+        also = (
+            f" They are paid as all {len(paid)} trials of the sweep, because results decide how "
+            "many of these are trained."
+        )
+    record = {
+        "runs": len(runs),
+        "paid": len(paid),
+        "unfinished": left,
+        "accountant": accountant,
+        "epsilon": epsilons,
+    }
     write_json(out / "composition.json", {**record, "problems": problems, "covers": _COVERS})
     told = [f"epsilon ({side}) {round_up(float(one), 4)}" for side, one in epsilons.items()]
     told += [f"no epsilon ({side}): {why}" for side, why in problems.items()]
