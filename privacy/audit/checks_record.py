@@ -16,7 +16,7 @@ import numpy as np
 
 from privacy.audit.check import Finding, check
 from privacy.audit.errors import IncompleteError, SkippedError
-from privacy.audit.evidence import Evidence
+from privacy.audit.evidence import STRIPPED, Evidence
 from privacy.audit.inputs import SIDES, AuditInputs, as_number, differing, json_equal
 from privacy.audit.own_schemes import ADJACENCY, own_users
 
@@ -158,6 +158,9 @@ def check_constants(evidence: Evidence, inputs: AuditInputs) -> Finding:
         f"{name} is not recorded in {count} of {evidence.rounds} lines"
         for name, count in evidence.partly.items()
     ]
+    absent = evidence.unrecorded(inputs.configured.unit)
+    if absent and not found.problems:
+        raise IncompleteError(f"the ledger does not record {', '.join(absent)}{STRIPPED}")
     text = f"{evidence.rounds} lines; in each: {', '.join(evidence.constants)}"
     return found.seen(text, segments=1 + len(evidence.changes))
 
@@ -185,7 +188,7 @@ def check_configuration(evidence: Evidence, inputs: AuditInputs) -> Finding:
 def check_plugins(evidence: Evidence, inputs: AuditInputs) -> Finding:
     evidence.need_lines()
     if "plugins" not in evidence.constants:
-        raise SkippedError("the ledger does not record plug-ins: it was written by another version")
+        raise IncompleteError(f"the ledger does not record plug-ins{STRIPPED}")
     recorded, found = evidence.constants["plugins"], Finding()
     begun, today = inputs.plugins.get("environment.json"), inputs.plugins.get("today")
     for name in sorted({*recorded, *(recorded if begun is None else begun)}):

@@ -62,6 +62,18 @@ CONSTANT = (
     "seed_policy", "simulated", "actual", "num_parameters", "denominator", "data",
     "plugins", "statistics",
 )  # fmt: skip
+# Of them and of the columns, what each run has; parameters and releases are ``need_digests``'s.
+RECORDED = {
+    "user": {*CONSTANT, *_PLAIN, *_PARTS} - {"", "statistics", "steps", "central", "release"},
+    "example": {
+        "unit", "mechanism", "mechanism_description", "sampling", "adjacency", "simulated",
+        "actual", "data", "plugins", "clip_norm", "num_nonfinite", "steps", "observed",
+    },
+}  # fmt: skip
+STRIPPED = (
+    ": it was written by another version (audit it by that one), or lines were stripped of what "
+    "would be checked"
+)
 _OBJECTS = (
     "simulated", "actual", "mechanism_options", "mechanism_description", "plugins", "statistics",
 )  # fmt: skip
@@ -138,17 +150,21 @@ class Evidence:
     def need(self, *names: str) -> tuple[NDArray[np.float64], ...]:
         """The columns of these names, shape (T,) or (T, k); none for that of a whole part.
 
-        ``SkippedError``: no line has one of them, or there is no line.
+        ``IncompleteError``: no line has one of them. ``SkippedError``: there is no line.
         """
+        self.need_lines()
         whole = {name.split(".")[0] for name in names}
         missing = sorted(self.lacking & {*names, *whole})
         if missing:
-            raise SkippedError(
-                f"the ledger does not record {', '.join(missing)}: it was written by another "
-                "version, or by a trainer that does not observe it"
-            )
-        self.need_lines()
+            raise IncompleteError(f"the ledger does not record {', '.join(missing)}{STRIPPED}")
         return tuple(self.columns[name] for name in names if name in self.columns)
+
+    def unrecorded(self, unit: str) -> list[str]:
+        """Names that each run of this unit, "user" or "example", records, and no line has."""
+        recorded = {*self.constants, *_PLAIN, *_PARTS} - self.lacking
+        if self.steps.counts:
+            recorded.add("observed")
+        return sorted(RECORDED[unit] - recorded)
 
     def need_digests(self) -> None:
         """Leave a check incomplete that needs parameters, releases and users; none has no line."""

@@ -401,7 +401,7 @@ def test_participation_that_is_not_recorded_is_not_passed(key: str) -> None:
     for line in lines:
         del line[key]
     inputs = read_inputs(KINDS["selected"], lines)
-    assert check_participation(read(lines), inputs).outcome == "skipped"
+    assert check_participation(read(lines), inputs).outcome == "incomplete"
 
 
 def test_epsilon_of_selected_users_counts_a_user_s_rounds() -> None:
@@ -754,12 +754,15 @@ def test_values_of_a_wrong_kind_are_refused_with_their_round() -> None:
             read(lines)
 
 
-def test_lines_of_another_version_are_skipped_and_named() -> None:
+def test_lines_of_another_version_are_incomplete_and_named() -> None:
     lines = make_lines(TRUE)
     for line in lines:
         del line["noise"], line["probe"], line["total_weight"]
     checks = {c.name: c for c in _observed_checks(read(lines), read_inputs(TRUE, lines))}
     assert failed(checks) == {}
     for name in ("noise_scale", "clip_probe"):
-        assert checks[name].outcome == "skipped"
+        assert checks[name].outcome == "incomplete"
     assert "does not record noise" in checks["noise_scale"].evidence
+    constants = check_constants(read(lines), read_inputs(TRUE, lines))
+    assert constants.outcome == "incomplete"
+    assert "does not record noise, probe, total_weight:" in constants.evidence

@@ -32,7 +32,7 @@ from pfl_bench.types import FederatedSplit
 from privacy.audit.check import Check, Comparison, conclude
 from privacy.audit.columns import StepColumns
 from privacy.audit.errors import IncompleteError, SkippedError
-from privacy.audit.evidence import Evidence
+from privacy.audit.evidence import STRIPPED, Evidence
 from privacy.audit.rounding import ROUNDING
 from privacy.recording.step_observation import BLOCKS, StepSketcher, batch_digest
 from privacy.reference.central import Optimizer
@@ -90,8 +90,10 @@ class _Run:
         seed: int | None,
         seconds: float,
     ) -> None:
-        if not any(steps.counts[:1]) or steps.missing:
-            raise SkippedError("the ledger has no steps: none was taken, or another version ran")
+        if steps.missing:
+            raise IncompleteError(f"the ledger does not record the steps of each epoch{STRIPPED}")
+        if not any(steps.counts[:1]):
+            raise SkippedError("no step was taken yet")
         if seed is None:
             raise IncompleteError("neither environment.json nor a checkpoint has the run's seed")
         if not 0.0 <= noise_multiplier < math.inf:
@@ -99,8 +101,9 @@ class _Run:
         if isinstance(run.opened, str):
             raise SkippedError(run.opened)
         if not run.is_known_model:
-            raise SkippedError(
-                "the model that is built today is not the one that the run began with"
+            raise IncompleteError(
+                "the model that is built today is not the one that the run began with: audit it by "
+                "the code, versions and weights of the run"
             )
         resolved, central = run.resolved, run.resolved.config.central
         assert central is not None
@@ -196,7 +199,9 @@ class _Run:
         )
         for (name, claim), (found, reason, text) in zip(CHECKS.items(), rows, strict=True):
             if reason:
-                yield Check(name, "skipped", claim, reason)
+                # No other check looks at the noise of a step.
+                is_noise = found is noise
+                yield Check(name, "incomplete" if is_noise else "skipped", claim, reason)
             else:
                 yield conclude(name, claim, found.compared(text))
 

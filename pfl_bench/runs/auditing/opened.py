@@ -56,8 +56,11 @@ class OpenedRun:
 
     @property
     def is_known_model(self) -> bool:
-        """Whether the model is built with the parameters that the run began with."""
-        begun = self.recorded("model", "initial_digest")
+        """Whether the model is built with the parameters that the run began with.
+
+        These are as the private seed has them: ``private_seed`` says so where they are others.
+        """
+        begun = self.recorded("private_seed", "parts", "initial_model")
         return not isinstance(self.opened, str) and begun == self.opened[1].initial_digest
 
     @functools.cached_property

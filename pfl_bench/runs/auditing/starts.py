@@ -83,7 +83,7 @@ class Starts:
         begun = run.recorded("private_seed", "parts", "simulated_devices")
         if traces is not None and begun != digest_of(traces):
             raise SkippedError("the devices are not those that the run began with")
-        ran_on = str(run.recorded("hardware", "device") or "cpu")
+        ran_on = str(run.recorded("private_seed", "parts", "arithmetic", "device") or "cpu")
         modules = self._parts.model.module.modules()
         drops = [m for m in modules if isinstance(m, nn.modules.dropout._DropoutNd)]
         if any(layer.p > 0 for layer in drops) and not ran_on.startswith("cpu"):
@@ -308,7 +308,8 @@ def noise_generator(run: OpenedRun) -> tuple[torch.Generator | None, str]:
         return torch.Generator(device="cuda"), ""
     return (
         None,
-        f"the run's noise was drawn on {part}, whose generator this machine does not have",
+        f"the run's noise was drawn on {part}, whose generator this machine does not have: audit "
+        "it on one that has",
     )
 
 

@@ -243,6 +243,7 @@ def test_a_folder_of_an_earlier_version_is_incomplete_and_says_why(copied: Path)
     assert (done.num_failed, done.verdict) == (0, "incomplete")
     lacking = {c.name: c.evidence for c in done.checks if c.outcome == "incomplete"}
     assert set(lacking) == {
+        "constants",
         "private_seed",
         "cohort_replay",
         "noise_replay",

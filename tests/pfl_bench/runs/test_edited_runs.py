@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from pfl_bench.cli.main import main
@@ -24,6 +25,7 @@ from pfl_bench.federated.trainer import FederatedTrainer
 from pfl_bench.runs.audit import audit_run
 from pfl_bench.runs.runner import run
 from privacy.audit.check import Check
+from privacy.audit.evidence import RECORDED
 from privacy.ledger import canonical_line
 from tests.helpers import change_checkpoint, change_tree, make_config
 
@@ -492,6 +494,112 @@ def test_an_edited_run_of_examples_fails(tmp_path: Path) -> None:
     verdict, checks = audited(tmp_path / "run")
     assert verdict == "failed"
     assert checks["private_seed"].outcome == checks["statement"].outcome == "failed"
+
+
+@pytest.fixture(scope="module")
+def of_examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("of_examples") / "run"
+    run(make_config("central_dp", central__num_epochs=2), folder)
+    return folder
+
+
+def stripped(*names: str) -> Edit:
+    def strip(lines: list[dict[str, Any]]) -> None:
+        for line in lines:
+            for name in names:
+                del line[name]
+
+    return ledger_edit(strip)
+
+
+STRIPPED: dict[str, set[str]] = {
+    "noise": {"constants", "noise_replay", "noise_scale"},
+    "probe": {"constants", "clip_probe"},
+    "clip_norm": {"constants", "clip_bound", "clip_probe", "clip_path", "noise_multiplier"},
+    "plugins": {"constants", "plugins"},
+    # No check names what it no longer compares.
+    "data": {"constants"},
+    "total_weight": {"constants"},
+}
+
+
+@pytest.mark.parametrize("name", STRIPPED)
+def test_a_ledger_that_does_not_record_what_runs_do_is_incomplete(
+    name: str, finished: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(finished, tmp_path / "copy"))
+    stripped(name)(folder)
+    verdict, checks = audited(folder)
+    assert verdict == "incomplete"
+    lacking = {key for key, check in checks.items() if check.outcome == "incomplete"}
+    assert lacking == STRIPPED[name]
+    assert "does not record" in checks["constants"].evidence
+
+
+@pytest.mark.parametrize("kind", ["user", "example"])
+def test_runs_record_what_a_ledger_is_held_to(kind: str, finished: Path, of_examples: Path) -> None:
+    path = (finished if kind == "user" else of_examples) / "ledger.jsonl"
+    line = json.loads(path.read_text().splitlines()[0])
+    digests = {name for name in line if name.endswith("_sha256")}
+    assert {*line} - digests - {"round", "previous", "central", "release"} == RECORDED[kind]
+
+
+STEPS = {"cohort_replay", "noise_replay", "recomputation"}
+
+
+def without_seed(state: dict[str, Any]) -> None:
+    del state["trainer"]["seed"]
+
+
+# Each edit, and the checks that fail, are incomplete and skipped; nothing of the rest changes.
+EDITS_OF_EXAMPLES: dict[str, tuple[Edit, dict[str, set[str]]]] = {
+    "no steps in the ledger": (stripped("observed"), {"incomplete": {"constants", *STEPS}}),
+    "another digest of the model in the record": (
+        json_edit("environment.json", lambda d: d["model"].update(initial_digest="sha256:0")),
+        {},
+    ),
+    "another model under the seed": (
+        part_edit("initial_model", "sha256:0"),
+        {"failed": {"private_seed"}, "incomplete": STEPS},
+    ),
+    "no seed": (
+        together(
+            json_edit("environment.json", lambda d: d.pop("private_seed")),
+            state_edit(without_seed),
+        ),
+        {"incomplete": {"private_seed", *STEPS}},
+    ),
+    "noise of a device that is not here": (
+        json_edit(
+            "environment.json",
+            lambda d: d["private_seed"]["parts"]["arithmetic"].update(device="cuda"),
+        ),
+        {"incomplete": {"noise_replay"}},
+    ),
+    "no noise multiplier": (
+        statement_edit(noise_multiplier="inf"),
+        {"failed": {"configuration", "statement"}, "skipped": STEPS},
+    ),
+}
+
+
+@pytest.mark.parametrize("what", EDITS_OF_EXAMPLES)
+def test_steps_that_are_not_computed_again_are_not_passed(
+    what: str, of_examples: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    edit, wanted = EDITS_OF_EXAMPLES[what]
+    folder = Path(shutil.copytree(of_examples, tmp_path / "copy"))
+    before = audited(folder)[1]
+    edit(folder)
+    _, checks = audited(folder)
+    found: dict[str, set[str]] = {}
+    for name, check in checks.items():
+        if check.outcome != before[name].outcome:
+            found.setdefault(check.outcome, set()).add(name)
+    assert found == wanted, {
+        name: checks[name].evidence for names in found.values() for name in names
+    }
 
 
 def test_steps_that_are_moved_to_another_epoch_fail(tmp_path: Path) -> None:
