@@ -22,7 +22,8 @@ _WORDED = ("not_covered", "notes", "mechanism_description")
 # What ``not_covered`` names of any run: listed once more, apart from the code that states it.
 _CAVEATS = (
     "test metrics", "model selection", "hyperparameter tuning", "names of clients",
-    "data preparation", "settings taken from the data", "diagnostics", "seeded",
+    "data preparation", "settings taken from the data", "training began with", "diagnostics",
+    "seeded",
 )  # fmt: skip
 
 

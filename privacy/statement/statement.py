@@ -27,6 +27,7 @@ NOT_COVERED: tuple[str, ...] = (
     "Names of clients in the run's log, where an update was not finite.",
     "Data preparation: vocabularies, filters, label lists, normalisation and settings taken from "
     "the data, such as a clipping bound set to the median norm of training users' updates.",
+    "Weights that the training began with, where they were learned from the same data.",
     "The run's own diagnostics, such as realised cohort sizes, norms before noise and training "
     "losses, which a deployment would not publish.",
     "The noise of this simulation: its generator is seeded, so whoever knows the seed can remove "
