@@ -35,7 +35,7 @@ from privacy.errors import PrivacyError
 from tasks.common.images.store import FeatureOptions, Images, write_images
 from tests.helpers import make_config
 
-_MECHANISMS: tuple[dict[str, Any], ...] = (
+MECHANISMS: tuple[dict[str, Any], ...] = (
     {"name": "gaussian", "clip_norm": 0.5},
     {"name": "adaptive_gaussian", "clip_norm": 0.5, "quantile": 0.4},
     {"name": "laplace", "clip_norm": 2.0},
@@ -160,7 +160,7 @@ def outcomes(
         while True:
             draw += 1
             rng = np.random.default_rng([seed, draw])
-            setting, changes = drawn(rng, _MECHANISMS[number % len(_MECHANISMS)], store)
+            setting, changes = drawn(rng, MECHANISMS[number % len(MECHANISMS)], store)
             if diverging and not _diverges(changes):
                 continue
             with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
@@ -173,7 +173,7 @@ def outcomes(
         failed = {c.name: c.evidence for c in done.checks if c.outcome == "failed"}
         yield {
             "draw": draw,
-            "mechanism": _MECHANISMS[number % len(_MECHANISMS)]["name"],
+            "mechanism": MECHANISMS[number % len(MECHANISMS)]["name"],
             "changes": {key: value for key, value in changes.items() if key != "task"},
             "words": done.words,
             "failed": failed,

@@ -29,7 +29,7 @@ from privacy.audit import evidence
 from privacy.audit.check import Check
 from tests.helpers import make_config
 from tests.pfl_bench.runs.test_recompute_devices import LATE, SELECTED
-from tests.sabotage.sound_runs import _MECHANISMS, _SCHEMES
+from tests.sabotage.sound_runs import _SCHEMES, MECHANISMS
 from tests.sabotage.test_example_level_bugs import small, store
 from tests.sabotage.test_own_mechanisms import folder
 
@@ -68,7 +68,7 @@ SETTINGS: dict[str, Changes] = {
             "privacy__mechanism": one,
             "federated__central_optimizer": OPTIMIZER,
         }
-        for one in _MECHANISMS
+        for one in MECHANISMS
         if one["name"] != "dp_sgd"
     },
     **{one["federated__sampling"]: {**FREE, **one} for one in _SCHEMES},
