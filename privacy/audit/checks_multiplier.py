@@ -50,7 +50,7 @@ def check_noise_multiplier(evidence: Evidence, inputs: AuditInputs) -> Finding:
         f"from {least:.6g} to {most:.6g} over {evidence.rounds} rounds; accounted are {actual:.6g} "
         f"(actual), {simulated:.6g} (simulated)"
     )
-    if np.nan_to_num(evidence["noise.lag_correlation"]).any():
+    if inputs.configured.description.correlates_rounds:
         text += "; correlated noise: each round alone, which is necessary and not enough"
     return found.seen(text, smallest=least, actual=actual, simulated=simulated)
 

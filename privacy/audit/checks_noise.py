@@ -88,8 +88,7 @@ def observed(evidence: Evidence, inputs: AuditInputs) -> Noise:
         unseen=np.flatnonzero(~seen & expects) + 1,
         hidden=np.flatnonzero(seen & ~visible) + 1,
         rounding=np.nan_to_num(rounding[visible]),
-        correlated=bool(np.nan_to_num(evidence["noise.lag_correlation"]).any())
-        or inputs.configured.description.strategy is None,
+        correlated=inputs.configured.description.correlates_rounds,
         shape=shape,
     )
     if len(noise.hidden) and not len(noise.rounds) and not len(noise.unseen):

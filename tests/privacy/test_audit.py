@@ -182,6 +182,19 @@ def test_what_a_check_says_that_it_shows_it_shows() -> None:
     assert "A run of this length would show a scale that is" in near.evidence
 
 
+def test_a_correlation_that_is_recorded_but_not_configured_spares_no_test() -> None:
+    """All rounds together show a scale that no single one does."""
+    run = replace(TRUE, adaptive=False)
+    error = deviations(4.0) / np.sqrt(2.0 * run.rounds * run.num_parameters)
+    off = replace(run, noise_factor=1.0 - 2.0 * float(error))
+    lines = make_lines(off)
+    for line in lines:
+        line["noise"]["lag_correlation"] = -0.5
+    checks = _observed_checks(read(lines), read_inputs(off, lines))
+    evidence = {c.name: c.evidence for c in checks if c.outcome == "failed"}
+    assert "the scale over all rounds is not that" in evidence["noise_scale"]
+
+
 def test_the_evidence_counts_clipped_updates_and_says_who_was_watched() -> None:
     run = replace(TRUE, adaptive=False)
     lines = make_lines(run)
