@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import importlib
+import itertools
 import json
 import multiprocessing
 import os
@@ -34,7 +35,7 @@ from tests.sabotage.edits import edited, lines_of_edits
 
 # This process must not import what is edited: each of its forks does, from one of two folders.
 _FORK = multiprocessing.get_context("fork")
-_HOME = Path(__file__).resolve().parents[2]
+HOME = Path(__file__).resolve().parents[2]
 _PACKAGES = ("pfl_bench", "privacy", "tasks")
 _EDITED = (
     "privacy/",
@@ -109,7 +110,7 @@ def make(setting: str, changes: dict[str, Any], folder: Path) -> Record:
 
 
 def make_traced(setting: str, changes: dict[str, Any], folder: Path) -> Any:
-    """Make a run; also give the lines executed, by file. A message if the setting is refused."""
+    """Make a run; also give the lines executed, by file."""
     root, seen = f"{Path.cwd()}{os.sep}", dict[str, set[int]]()
 
     def trace(frame: Any, event: str, _: Any) -> Any:
@@ -122,12 +123,8 @@ def make_traced(setting: str, changes: dict[str, Any], folder: Path) -> Any:
 
     threading.settrace(trace)
     sys.settrace(trace)
-    try:
-        record = make(setting, changes, folder)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    finally:
-        sys.settrace(None)
+    record = make(setting, changes, folder)
+    sys.settrace(None)
     return record, {name.removeprefix(root): sorted(lines) for name, lines in seen.items()}
 
 
@@ -186,25 +183,31 @@ def settings(seed: int, store: Path) -> list[list[tuple[str, dict[str, Any]]]]:
     return found
 
 
+def copy_code(work: Path) -> None:
+    """Copy the packages to where they are edited, and to where their digest alone is another."""
+    for name in _PACKAGES:
+        for home in ("code", "other"):
+            shutil.copytree(HOME / name, work / home / name)
+    with (work / "other" / "privacy" / "__init__.py").open("a", encoding="utf-8") as file:
+        file.write("# Another digest.\n")
+
+
+def sound_run(setting: str, changes: dict[str, Any], work: Path) -> Sound | None:
+    """Make a run by the code as it is, twice; None if the setting is refused."""
+    changes = {**changes, "precision": "float32", "privacy__nonce": "drawn"}
+    made = in_fork(work / "code", make_traced, setting, changes, work / "run")
+    if made is None:
+        return None
+    record, lines = made
+    again = in_fork(work / "other", make, setting, changes, work / "run")
+    return Sound(setting, changes, record, frozenset(others(record, again)), lines)
+
+
 def sound_runs_of(seed: int, work: Path) -> Iterator[Sound]:
-    """Runs by the code as it is: their records are what a second run has too, of a new digest."""
-    code, other = work / "code", work / "other"
-    for tried in in_fork(_HOME, settings, seed, work / "digits.h5"):
-        have = 0
-        for setting, changes in tried:
-            changes = {**changes, "precision": "float32", "privacy__nonce": "drawn"}
-            made = in_fork(code, make_traced, setting, changes, work / "run")
-            again = (
-                None
-                if made is None or isinstance(made, str)
-                else in_fork(other, make, setting, changes, work / "run")
-            )
-            if again is None:
-                continue
-            yield Sound(setting, changes, made[0], frozenset(others(made[0], again)), made[1])
-            have += 1
-            if have == _RUNS_OF_EACH:
-                break
+    """Runs of each mechanism."""
+    for tried in in_fork(HOME, settings, seed, work / "digits.h5"):
+        made = (sound_run(setting, changes, work) for setting, changes in tried)
+        yield from itertools.islice(filter(None, made), _RUNS_OF_EACH)
 
 
 def outcome_of(path: Path, number: int, sound: Sound, work: Path) -> dict[str, Any]:
@@ -221,7 +224,7 @@ def outcome_of(path: Path, number: int, sound: Sound, work: Path) -> dict[str, A
     places = sorted(others(sound.record, record) - sound.varies)
     if not places:
         return {"edit": edit.words, "outcome": "same"}
-    words, failed = in_fork(_HOME, audit, work / "run") or ("failed", ["ends with an error"])
+    words, failed = in_fork(HOME, audit, work / "run") or ("failed", ["ends with an error"])
     verdict = words.partition(":")[0].split()[0]
     said = {"words": words, "failed": failed, "differs": places[:20]}
     return {"edit": edit.words, "outcome": verdict, **said}
@@ -262,11 +265,7 @@ def main() -> None:
     outcomes = [json.loads(line) for line in text.splitlines()]
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
-        for name in _PACKAGES:
-            for home in ("code", "other"):
-                shutil.copytree(_HOME / name, work / home / name)
-        with (work / "other" / "privacy" / "__init__.py").open("a", encoding="utf-8") as file:
-            file.write("# Another digest.\n")
+        copy_code(work)
         runs = [*sound_runs_of(given.seed, work)]
         edits = drawn(runs, work / "code", given.seed)
         print(f"{len(edits)} edits of what {len(runs)} runs execute", flush=True)
