@@ -63,6 +63,12 @@ class Sketches(NamedTuple):
         rows = (values.numbers(record.get(key, []), width, key) for key, width in lists)
         return cls(np.array([record.get("norm")], np.float64), *(np.array([row]) for row in rows))
 
+    def whole(self, length: float) -> Bools:
+        """Rounds whose sketch, of a vector of so many elements, lacks no number; shape (T,)."""
+        known = np.isfinite(self.coordinates).sum(axis=1) >= min(COORDINATES, length)
+        whole: Bools = np.isfinite(self.norm) & np.isfinite(self.projections).all(axis=1) & known
+        return whole
+
 
 @check(
     "central_step",
@@ -78,7 +84,7 @@ def check_central_step(evidence: Evidence, inputs: AuditInputs) -> Finding:
         raise SkippedError("there are more rounds than were configured: see rounds")
     before, release = (Sketches.recorded(evidence, key) for key in ("central", "release"))
     after = _after(before, evidence.rounds, inputs)
-    compared = np.zeros(evidence.rounds, dtype=np.bool_)
+    compared, length = np.zeros(evidence.rounds, np.bool_), evidence.constant("num_parameters")
     for what, wrong, seen in _compare(optimizer, before, release, after):
         found.where(
             f"the {what} of the model are not where the step along the release leads", wrong
@@ -90,9 +96,11 @@ def check_central_step(evidence: Evidence, inputs: AuditInputs) -> Finding:
         f"{optimizer.options.name} taken anew in {number} of {evidence.rounds} rounds, on {kinds}"
         "eight coordinates"
     )
-    left = np.flatnonzero(~(np.isfinite(before.norm) & np.isfinite(after.norm))) + 1
+    ends = after.whole(length)
+    # What is no number is equal to nothing, and would be left out of what is compared.
+    left = np.flatnonzero(~(before.whole(length) & release.whole(length) & ends)) + 1
     if len(left) and not found.problems:
-        if left[0] != evidence.rounds:
+        if left[0] != evidence.rounds or ends[-1]:
             lacks = f"rounds without what is needed: {len(left)}, the first is {left[0]}"
             raise IncompleteError(f"{text}; {lacks}")
         if inputs.is_final:

@@ -20,7 +20,7 @@ import numpy as np
 from privacy.audit.canary_bounds import attack_bounds, canary_bounds, differing
 from privacy.audit.check import Finding, check
 from privacy.audit.errors import IncompleteError, SkippedError
-from privacy.audit.evidence import Evidence
+from privacy.audit.evidence import STRIPPED, Evidence
 from privacy.audit.inputs import AuditInputs, as_number
 from privacy.audit.own_schemes import users_of
 
@@ -62,6 +62,11 @@ def check_releases(evidence: Evidence, inputs: AuditInputs) -> Finding:
         if not found.problems:
             evidence.need_digests()
         text += f"; squared lengths of {_compare_lengths(evidence, found)} of them"
+    numbers = evidence["noise.rounding"] + evidence["noise.dot_sum"]
+    unknown = evidence.has_noise & np.isfinite(evidence["release.norm"]) & np.isnan(numbers)
+    if unknown.any() and not found.problems:
+        what = f"noise.rounding or noise.dot_sum of {int(unknown.sum())} rounds"
+        raise IncompleteError(f"the ledger does not record {what}{STRIPPED}")
     return found.seen(text)
 
 

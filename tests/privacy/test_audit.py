@@ -31,7 +31,7 @@ from privacy.audit.checks_record import (
 )
 from privacy.audit.checks_referee import check_referee
 from privacy.audit.checks_release import check_canaries, check_releases
-from privacy.audit.checks_reports import _mean_square, _p_values
+from privacy.audit.checks_reports import _mean_square, _p_values, check_report_noise
 from privacy.audit.inputs import DataAtHand, Saved
 from privacy.audit.search import tuned_runs
 from privacy.description import Description
@@ -779,3 +779,30 @@ def test_lines_of_another_version_are_incomplete_and_named() -> None:
     constants = check_constants(read(lines), read_inputs(TRUE, lines))
     assert constants.outcome == "incomplete"
     assert "does not record noise, probe, total_weight:" in constants.evidence
+
+
+def test_what_there_is_nothing_of_is_skipped_and_said() -> None:
+    empty = replace(QUICK, rounds=1, cohort=1, adaptive=False)
+    played = (make_lines(empty, seed) for seed in range(50))
+    nobody = next(lines for lines in played if not lines[0]["realised_cohort"])
+    probes = {c.name: c for c in _observed_checks(read(nobody), read_inputs(empty, nobody))}
+    lines = make_lines(QUICK)
+    undated, quiet, other = (read_inputs(QUICK, lines) for _ in range(3))
+    undated.statement["actual"]["delta"] = 0.0
+    quiet.statement["noise_multiplier"] = 0.0  # type: ignore[index]
+    described = Description("", law="gaussian", reports="other")
+    other = replace(other, configured=replace(other.configured, description=described))
+    loud = replace(QUICK, shape="laplace", adaptive=False, noise_multiplier=1e-3)
+    louder = make_lines(loud)
+    evidence = read(lines)
+    for check, reason in (
+        (probes["clip_probe"], "no client has taken part yet"),
+        (check_referee(evidence, undated, "actual"), "there is nothing to compose, or no epsilon"),
+        (check_referee(read(louder), read_inputs(loud, louder), "actual"), "the referee's numbers"),
+        (check_releases(evidence, quiet), "without noise, rounds may well release the same"),
+        (check_report_noise(evidence, other), "does not state a law of its reports that is tested"),
+    ):
+        assert check.outcome == "skipped", check
+        assert reason in check.evidence
+    # A delta that is none fails elsewhere.
+    assert check_delta(evidence, undated).outcome == "failed"

@@ -536,12 +536,110 @@ def test_a_ledger_that_does_not_record_what_runs_do_is_incomplete(
     assert "does not record" in checks["constants"].evidence
 
 
+def without_numbers(part: str, key: str, rounds: slice) -> Edit:
+    def empty(lines: list[dict[str, Any]]) -> None:
+        for line in lines[rounds]:
+            value = line[part][key]
+            line[part][key] = [None] * len(value) if isinstance(value, list) else None
+
+    return ledger_edit(empty)
+
+
+@pytest.mark.parametrize("rounds", [slice(None), slice(2, 3), slice(-1, None)], ids=str)
+@pytest.mark.parametrize(
+    ("place", "check"),
+    [
+        ("release.coordinates", "central_step"),
+        ("release.projections", "central_step"),
+        ("noise.dot_sum", "releases"),
+        ("noise.rounding", "releases"),
+    ],
+)
+def test_rounds_without_the_numbers_that_are_compared_are_incomplete(
+    place: str, check: str, rounds: slice, finished: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(finished, tmp_path / "copy"))
+    without_numbers(*place.split("."), rounds)(folder)
+    verdict, checks = audited(folder)
+    assert verdict == "incomplete"
+    assert {key for key, one in checks.items() if one.outcome == "incomplete"} == {check}
+
+
 @pytest.mark.parametrize("kind", ["user", "example"])
 def test_runs_record_what_a_ledger_is_held_to(kind: str, finished: Path, of_examples: Path) -> None:
     path = (finished if kind == "user" else of_examples) / "ledger.jsonl"
     line = json.loads(path.read_text().splitlines()[0])
     digests = {name for name in line if name.endswith("_sha256")}
     assert {*line} - digests - {"round", "previous", "central", "release"} == RECORDED[kind]
+
+
+def without_metric(name: str) -> Edit:
+    def edit(folder: Path) -> None:
+        path = folder / "metrics.jsonl"
+        rows = [json.loads(text) for text in path.read_text().splitlines()]
+        for row in rows:
+            del row[name]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    return edit
+
+
+OTHER_CODE = part_edit("code", "sha256:0")
+# An edit, how it is audited, the verdict, and a check with its outcome and reason.
+REASONS: dict[str, tuple[Edit, dict[str, Any], str, str, str, str]] = {
+    "a metric in no line": (
+        without_metric("privacy/clip_norm"), {}, "incomplete",
+        "metrics", "incomplete", "the metrics do not have privacy/clip_norm",
+    ),
+    "no model in the summary": (
+        json_edit("summary.json", lambda d: d.pop("model_sha256")), {}, "incomplete",
+        "central_chain", "incomplete", "the summary does not name the model",
+    ),
+    "a cohort beyond the population": (
+        constants_edit(actual__cohort_size=1000.0), {}, "failed",
+        "cohort_replay", "incomplete", "no cohort of 1000 can be drawn of 60 users",
+    ),
+    "other words by other code": (
+        together(OTHER_CODE, EMPTIED), {}, "failed",
+        "statement", "incomplete", "not_covered, notes would be stated otherwise, by other code",
+    ),
+    "a refused configuration under other code": (
+        together(OTHER_CODE, config_edit(privacy__delta=0.5)), {}, "failed",
+        "statement", "incomplete", "the configuration cannot be run: ",
+    ),
+    "other data in the ledger": (
+        constants_edit(data="sha256:0"), {"recompute": "first"}, "failed",
+        "recomputation", "skipped", "the data are not those of the ledger",
+    ),
+    "no time for the metrics": (
+        lambda folder: None, {"recompute": "sample", "seconds": 1e-6}, "passed",
+        "outcome", "passed", "see --recompute-seconds",
+    ),
+    "no model for the metrics": (
+        lambda folder: shutil.rmtree(folder / "checkpoints"), {"recompute": "first"}, "incomplete",
+        "outcome", "passed", "no checkpoint has the model that was evaluated",
+    ),
+    "another model for the metrics": (
+        json_edit("summary.json", lambda d: d.update(model_sha256="0" * 64)),
+        {"recompute": "first"}, "failed",
+        "outcome", "passed", "the newest checkpoint has another model: see central_chain",
+    ),
+    "a constant of another kind": (
+        constants_edit(uploads="update"), {}, "failed",
+        "chain", "failed", "round 1: 'uploads' is 'update', but must be a list",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", REASONS)
+def test_what_is_not_looked_at_is_said(what: str, finished: Path, tmp_path: Path) -> None:
+    edit, how, verdict, name, outcome, reason = REASONS[what]
+    folder = Path(shutil.copytree(finished, tmp_path / "copy"))
+    edit(folder)
+    done = audit_run(folder, 1, **how)
+    (check,) = [check for check in done.checks if check.name == name]
+    assert (done.verdict, check.outcome) == (verdict, outcome), check.evidence
+    assert reason in check.evidence
 
 
 STEPS = {"cohort_replay", "noise_replay", "recomputation"}
