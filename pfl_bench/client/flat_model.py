@@ -86,6 +86,11 @@ class FlatModel:
         """Copies of the module's buffers, such as running statistics, by name, in their shapes."""
         return {name: buffer.clone() for name, buffer in self.module.named_buffers()}
 
+    def moved_buffer(self, before: dict[str, Tensor]) -> str | None:
+        """Name of a buffer that is another than in what ``buffers`` gave; None if none is."""
+        named = self.module.named_buffers()
+        return next((name for name, buffer in named if not torch.equal(buffer, before[name])), None)
+
     def load_buffers(self, buffers: dict[str, Tensor]) -> None:
         """Restore what ``buffers`` gave, in the same shapes; all of them must be there."""
         for name, buffer in self.module.named_buffers():

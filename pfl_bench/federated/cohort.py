@@ -225,13 +225,13 @@ class CohortTraining:
 
         Nothing of the round has been released when this is called.
         """
-        for name, buffer in self._model.module.named_buffers():
-            if not torch.equal(buffer, self._buffers[name]):
-                raise ConfigError(
-                    f"model: training changed its buffer '{name}', which would leave the clients "
-                    "outside the update, neither averaged nor protected; use layers without "
-                    "running statistics, such as GroupNorm"
-                )
+        name = self._model.moved_buffer(self._buffers)
+        if name is not None:
+            raise ConfigError(
+                f"model: training changed its buffer '{name}', which would leave the clients "
+                "outside the update, neither averaged nor protected; use layers without "
+                "running statistics, such as GroupNorm"
+            )
 
 
 def _is_finite(vector: torch.Tensor) -> bool:

@@ -58,6 +58,19 @@ class Centred(nn.Module):
         return inputs - inputs.mean(0) if self.always or self.training else inputs
 
 
+class Gathering(nn.Module):
+    """Gathers what it has seen in training, and hands it on as it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(8))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.training:
+            self.seen += inputs.detach().sum(0)
+        return inputs
+
+
 def users(count: int, prefix: str, seed: int = 0) -> dict[str, Any]:
     """Users of 6 examples each; inputs shape (6, 6), targets 0 to 2 that the inputs tell."""
     rng = np.random.default_rng(seed)
@@ -120,6 +133,15 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path) -> None:
     assert resumed.metrics == whole.metrics
     with pytest.raises(UserInputError):
         pfl_bench.run_row(private(task_of(seed=3)), tmp_path / "cut", resume=True)
+
+
+def test_what_a_model_gathers_in_its_buffers_is_refused_under_dp_sgd(tmp_path: Path) -> None:
+    task = task_of(lambda: Net(Gathering()))
+    row = pfl_bench.load_row("demo/central", task=task, central__num_epochs=1)
+    pfl_bench.run_row(row, tmp_path / "central")
+    row = pfl_bench.load_row("demo/central_dp", task=task, **EXAMPLES)
+    with pytest.raises(UserInputError, match=r"changed its buffer 'layers\.1\.seen'"):
+        pfl_bench.run_row(row, tmp_path / "dp")
 
 
 def test_central_and_example_level_rows_train_and_a_trainer_takes_the_task(tmp_path: Path) -> None:

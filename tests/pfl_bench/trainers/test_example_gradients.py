@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -109,9 +111,9 @@ def step(
     request = ExampleLevelRequest(
         100, BATCH, 1, CLIP, Budget(None, 0.0, 1e-5, "rdp"), model.num_parameters
     )
-    task = ImageTask("test", {}, None, transform=Scale())  # type: ignore[arg-type]
+    task: Any = ImageTask("test", {}, None, transform=Scale())  # type: ignore[arg-type]
     if loss is not None:
-        task.loss = loss  # type: ignore[method-assign]
+        task = SimpleNamespace(loss=loss)
     options = CentralOptions(num_epochs=1, batch_size=BATCH, learning_rate=RATE)
     optimizer = torch.optim.SGD(model.parameters, lr=RATE)
     forward = Forward(model.module, task, CPU, "float32", channels_last)
@@ -189,6 +191,21 @@ def test_what_bounds_no_gradient_of_an_example_is_refused(
     model = FlatModel(module(), CPU, False)
     with pytest.raises(ConfigError, match=words):
         step(model, inputs, targets, slice(0, first), slice(first, BATCH), loss=loss)
+
+
+def test_a_loss_is_refused_by_the_batch_that_shows_that_it_weighs_examples() -> None:
+    weights = torch.ones(10)
+    weights[BATCH - 1] = 10.0
+
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(outputs, targets, weight=weights)
+
+    torch.manual_seed(0)
+    inputs, targets = torch.rand(BATCH, 1, 3, 4), torch.arange(BATCH)
+    parts = (slice(0, 3), slice(3, BATCH))
+    step(FlatModel(Twice(), CPU, False), inputs, targets % 3, *parts, loss=loss)
+    with pytest.raises(ConfigError, match="is not the mean of its examples' losses"):
+        step(FlatModel(Twice(), CPU, False), inputs, targets, *parts, loss=loss)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
