@@ -87,7 +87,7 @@ class FlatModel:
         return {name: buffer.clone() for name, buffer in self.module.named_buffers()}
 
     def moved_buffer(self, before: dict[str, Tensor]) -> str | None:
-        """Name of a buffer that is another than in what ``buffers`` gave; None if none is."""
+        """Name of a buffer that differs from what ``buffers`` gave, in its shape; None for none."""
         named = self.module.named_buffers()
         return next((name for name, buffer in named if not torch.equal(buffer, before[name])), None)
 
