@@ -50,8 +50,9 @@ _LATER = (
     "scipy.stats",
     "sklearn.datasets",
 )
+# Mechanisms of ``sound_runs``, and runs of each.
 _MECHANISMS, _RUNS_OF_EACH = 11, 3
-_PATIENCE = 120.0
+_PATIENCE = 300.0
 
 # Of a run folder: what is recorded where, numbers as text and tensors as digests.
 Record = dict[str, str]
@@ -170,17 +171,29 @@ def audit(folder: Path) -> tuple[str, list[str]]:
     return done.words, [check.name for check in done.checks if check.outcome == "failed"]
 
 
-def settings(seed: int, store: Path) -> list[list[tuple[str, dict[str, Any]]]]:
-    """Settings to try, by mechanism; writes the digits as a store."""
+def accepted(number: int, seed: int, work: Path) -> list[tuple[str, dict[str, Any]]]:
+    """Draw settings of one mechanism that its plan does not refuse."""
+    from pfl_bench.runs.runner import run
+    from pfl_bench.types import UserInputError
+    from privacy.errors import PrivacyError
+    from tests.helpers import make_config
     from tests.sabotage import sound_runs
 
-    sound_runs.write_digits(store)
-    assert len(sound_runs.MECHANISMS) == _MECHANISMS
-    found = []
-    for number, mechanism in enumerate(sound_runs.MECHANISMS):
-        rngs = (np.random.default_rng([seed, number, draw]) for draw in range(100))
-        found.append([sound_runs.drawn(rng, mechanism, store) for rng in rngs])
-    return found
+    store, found = work / "digits.h5", list[tuple[str, dict[str, Any]]]()
+    if not store.exists():
+        sound_runs.write_digits(store)
+    for draw in itertools.count():
+        rng = np.random.default_rng([seed, number, draw])
+        setting, changes = sound_runs.drawn(rng, sound_runs.MECHANISMS[number], store)
+        shutil.rmtree(work / "run", ignore_errors=True)
+        try:
+            run(make_config(setting, **changes), work / "run")
+        except (PrivacyError, UserInputError):
+            continue
+        found.append((setting, changes))
+        if len(found) == _RUNS_OF_EACH:
+            return found
+    raise AssertionError
 
 
 def copy_code(work: Path) -> None:
@@ -205,9 +218,11 @@ def sound_run(setting: str, changes: dict[str, Any], work: Path) -> Sound | None
 
 def sound_runs_of(seed: int, work: Path) -> Iterator[Sound]:
     """Runs of each mechanism."""
-    for tried in in_fork(HOME, settings, seed, work / "digits.h5"):
-        made = (sound_run(setting, changes, work) for setting, changes in tried)
-        yield from itertools.islice(filter(None, made), _RUNS_OF_EACH)
+    for number in range(_MECHANISMS):
+        for setting, changes in in_fork(HOME, accepted, number, seed, work):
+            sound = sound_run(setting, changes, work)
+            if sound is not None:
+                yield sound
 
 
 def outcome_of(path: Path, number: int, sound: Sound, work: Path) -> dict[str, Any]:
@@ -266,7 +281,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         copy_code(work)
-        runs = [*sound_runs_of(given.seed, work)]
+        runs = []
+        for sound in sound_runs_of(given.seed, work):
+            runs.append(sound)
+            print(f"run {len(runs)}", flush=True)
         edits = drawn(runs, work / "code", given.seed)
         print(f"{len(edits)} edits of what {len(runs)} runs execute", flush=True)
         for name, number, line, sound in edits[len(outcomes) : given.count]:
