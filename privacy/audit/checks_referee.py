@@ -34,6 +34,7 @@ from privacy.audit.inputs import AuditInputs, as_number
 from privacy.audit.own_schemes import own_users
 from privacy.audit.referee import Bounds
 from privacy.empirical.gaussian_dp import epsilon_of_mu
+from privacy.errors import PrivacyError
 from privacy.statement.statement import json_epsilon
 
 # By how much an epsilon may lie above the upper bound: pld's pessimistic rounding is 1 % at most
@@ -72,12 +73,15 @@ def check_referee(evidence: Evidence, inputs: AuditInputs, label: str) -> Findin
     if not described.noise > 0.0:
         found.add(not math.isinf(epsilon), f"{epsilon:.6g} is stated of rounds without noise")
         return found.seen("no noise: nothing but infinity is true")
-    bounds = bounds_of(described, delta, min(epsilon, _LARGEST_EPSILON))
-    if bounds.lower == 0.0 and math.isinf(bounds.upper):
-        beyond = f"an epsilon of {epsilon:.4g} at delta {delta:.3g} is beyond the referee's numbers"
-        raise SkippedError(beyond)
+    beyond = f"an epsilon of {epsilon:.4g} at delta {delta:.3g} is beyond the referee's numbers"
     own = str(inputs.statement.get("accountant"))
-    least, most = _allowed(described, bounds, delta, own)
+    try:
+        bounds = bounds_of(described, delta, min(epsilon, _LARGEST_EPSILON))
+        if bounds.lower == 0.0 and math.isinf(bounds.upper):
+            raise SkippedError(beyond)
+        least, most = _allowed(described, bounds, delta, own)
+    except PrivacyError as error:
+        raise SkippedError(f"{beyond}: {error}") from None
     why = f"what {own} comes to when it is computed anew"
     if least <= bounds.lower:
         why = "which is the least that is true"

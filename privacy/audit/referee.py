@@ -29,6 +29,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from privacy.errors import PrivacyError
+
 Array = NDArray[np.float64]
 Pair = tuple[Callable[[Array], Array], Callable[[Array], Array]]
 
@@ -42,6 +44,8 @@ _LARGEST_GRID = 1 << 22
 _FFT_ERROR = 2.0**-51
 # exp() of larger losses overflows.
 _LARGEST_LOSS = 600.0
+# Of an integral: some seconds, and a gigabyte or two.
+_MOST_POINTS = 1 << 25
 
 
 class Bounds(NamedTuple):
@@ -241,9 +245,11 @@ def gaussian_points(noise: float, low: float, high: float, finer: int = 1) -> Ar
     """Evenly spaced points for the trapezoid rule, shape (m,).
 
     Its error falls exponentially with one over the step: integrands are analytic up to pi z^2 from
-    the real line, where the density ratio has its zeros.
+    the real line, where the density ratio has its zeros. Too many are a PrivacyError.
     """
     step = min(noise / 16.0, noise**2 / 4.0) / finer
+    if not (high - low) / step <= _MOST_POINTS:
+        raise PrivacyError(f"noise of {noise:.3g} needs more than {_MOST_POINTS:.2g} points")
     return np.asarray(np.arange(math.floor(low / step), math.ceil(high / step) + 1.0) * step)
 
 

@@ -24,6 +24,7 @@ from pfl_bench.federated import private_seed
 from pfl_bench.federated.trainer import FederatedTrainer
 from pfl_bench.runs.audit import audit_run
 from pfl_bench.runs.runner import run
+from pfl_bench.types import RunFolderError
 from privacy.audit.check import Check
 from privacy.audit.evidence import RECORDED
 from privacy.ledger import canonical_line
@@ -642,6 +643,26 @@ def test_what_is_not_looked_at_is_said(what: str, finished: Path, tmp_path: Path
     assert reason in check.evidence
 
 
+def test_noise_that_hides_nothing_is_audited_without_the_memory_of_a_cluster(
+    tmp_path: Path,
+) -> None:
+    changes: dict[str, Any] = {
+        "federated__num_rounds": 2,
+        "privacy__epsilon": None,
+        "privacy__noise_multiplier": 3e-6,
+        "privacy__noise_cohort_size": None,
+        "privacy__mechanism": {"name": "gaussian", "clip_norm": 0.5},
+    }
+    run(make_config("private_federated", **changes), tmp_path / "run")
+    _, checks = audited(tmp_path / "run")
+    for name, reason in (
+        ("referee_actual", "is beyond the referee's numbers: noise of "),
+        ("noise_replay", "in no round can the noise be seen beside the rounding of the sum"),
+    ):
+        assert checks[name].outcome == "skipped"
+        assert reason in checks[name].evidence
+
+
 STEPS = {"cohort_replay", "noise_replay", "recomputation"}
 
 
@@ -698,6 +719,38 @@ def test_steps_that_are_not_computed_again_are_not_passed(
     assert found == wanted, {
         name: checks[name].evidence for names in found.values() for name in names
     }
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("sum", [], "round 1: 'observed' must have lists of one length, an element a step"),
+        ("batch_sizes", [-1] * 100, "'observed.batch_sizes' is [-1, "),
+        ("batch_digests", ["0"] * 100, "'observed.batch_digests' is '0', but must be a SHA-256"),
+    ],
+)
+def test_steps_of_another_form_break_the_chain(
+    key: str, value: list[Any], reason: str, of_examples: Path, tmp_path: Path
+) -> None:
+    def change(lines: list[dict[str, Any]]) -> None:
+        observed = lines[0]["observed"]
+        observed[key] = value[: len(observed[key])]
+
+    folder = Path(shutil.copytree(of_examples, tmp_path / "copy"))
+    ledger_edit(change)(folder)
+    verdict, checks = audited(folder)
+    assert verdict == checks["chain"].outcome == "failed"
+    assert reason in checks["chain"].evidence
+
+
+@pytest.mark.parametrize(("key", "value"), [("rounds", "6"), ("rounds", -1), ("clip", [])])
+def test_a_statement_of_another_form_is_refused(
+    key: str, value: Any, finished: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(finished, tmp_path / "copy"))
+    statement_edit(**{key: value})(folder)
+    with pytest.raises(RunFolderError, match=f"privacy.json: '{key}' is .*; expected .*: restore"):
+        audit_run(folder, 1)
 
 
 def test_steps_that_are_moved_to_another_epoch_fail(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from privacy.audit.referee_renyi import (
     sampled_gaussian_divergence,
 )
 from privacy.empirical.gaussian_dp import epsilon_of_mu
+from privacy.errors import PrivacyError
 from privacy.noise.factorization import optimized_coefficients, squared_sensitivities
 from privacy.noise.tree_factorization import tree_squared_sensitivity
 
@@ -73,6 +74,12 @@ def test_bounds_hold_the_exact_epsilon_of_gaussians(
     bounds = composed_bounds(losses, rounds, delta, exact)
     assert bounds.lower <= exact <= bounds.upper
     assert bounds.upper - bounds.lower < 0.01 * exact
+
+
+@pytest.mark.parametrize("kind", ["sampled gaussian", "fixed-size gaussian"])
+def test_noise_that_needs_more_points_than_memory_has_is_refused(kind: str) -> None:
+    with pytest.raises(PrivacyError, match=r"needs more than 3\.4e\+07 points"):
+        bounds_of(Described(kind, 1e-5, 2, 0.1), 1e-5, 500.0)
 
 
 @pytest.mark.parametrize("noise", [0.02, 0.03, 0.06, 0.2])
