@@ -33,7 +33,7 @@ from privacy.audit.checks_referee import check_referee
 from privacy.audit.checks_release import check_canaries, check_releases
 from privacy.audit.checks_reports import _mean_square, _p_values, check_report_noise
 from privacy.audit.inputs import DataAtHand, Saved
-from privacy.audit.search import tuned_runs
+from privacy.audit.search import plan_composition, tuned_runs
 from privacy.description import Description
 from privacy.empirical.canary_options import CanaryOptions
 from privacy.errors import LedgerError, PrivacyError
@@ -806,3 +806,10 @@ def test_what_there_is_nothing_of_is_skipped_and_said() -> None:
         assert reason in check.evidence
     # A delta that is none fails elsewhere.
     assert check_delta(evidence, undated).outcome == "failed"
+
+
+@pytest.mark.parametrize("plan", [{}, {"rounds": None, "actual": {}}, {"rounds": 3, "actual": []}])
+def test_a_recorded_plan_that_is_damaged_is_refused(plan: dict[str, Any]) -> None:
+    compose = read_inputs(QUICK, []).composition
+    with pytest.raises(PrivacyError, match="a recorded plan is damaged: "):
+        plan_composition(compose, plan, "actual")

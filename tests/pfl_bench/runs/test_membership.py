@@ -13,7 +13,8 @@ from pfl_bench.cli.main import main
 from pfl_bench.runs import membership
 from pfl_bench.runs.membership import KINDS
 from pfl_bench.runs.runner import run
-from pfl_bench.runs.shadows import shadow_plans
+from pfl_bench.runs.shadows import released_model, shadow_plans
+from pfl_bench.types import RunFolderError
 from privacy.mechanisms import gaussian
 from tests.helpers import make_tree
 
@@ -115,3 +116,19 @@ def test_shadow_runs_have_halves_seeds_and_the_row_s_claim(tmp_path: Path) -> No
     assert len(seeds | {resolved.config.seed}) == 4
     for _, plan in plans:
         assert plan.config.privacy == resolved.config.privacy
+
+
+def test_shadow_runs_that_are_not_of_one_claim_or_not_whole_are_refused(tmp_path: Path) -> None:
+    source = row(tmp_path, "private_federated", **PRIVATE)
+    plans = shadow_plans(source, (), 2, tmp_path / "shadows")[1]
+    with pytest.raises(RunFolderError, match="the shadow run is not finished; give the command"):
+        membership.read_claim(plans)
+    for (folder, _), epsilon in zip(plans, (1.0, 2.0), strict=True):
+        folder.mkdir(parents=True, exist_ok=True)
+        side = {"epsilon": epsilon, "delta": 1e-3}
+        privacy = {"unit": "user", "rounds": 8, "noise_multiplier": 15.0, "actual": side}
+        (folder / "summary.json").write_text(json.dumps({"privacy": privacy}))
+    with pytest.raises(RunFolderError, match=r"claims another privacy than .*; delete the older"):
+        membership.read_claim(plans)
+    with pytest.raises(RunFolderError, match="has no checkpoint, which the model is read from"):
+        released_model(plans[0][0])
