@@ -77,8 +77,8 @@ def check_clip_bound(evidence: Evidence, inputs: AuditInputs) -> Finding:
     "else moves the sum.",
 )
 def check_clip_probe(evidence: Evidence, inputs: AuditInputs) -> Finding:
-    norm, moved, bit, clip, updates = evidence.need(
-        "probe.norm", "probe.moved", "probe.bit", "clip_norm", "num_contributions"
+    norm, moved, bit, clip, updates, watched = evidence.need(
+        "probe.norm", "probe.moved", "probe.bit", "clip_norm", "num_contributions", "watched"
     )
     seen, between, found = ~np.isnan(bit), evidence["unseen"], Finding()
     # Of huge models one client is watched, and nothing between the clients.
@@ -94,8 +94,8 @@ def check_clip_probe(evidence: Evidence, inputs: AuditInputs) -> Finding:
     # as in L2.
     slack = _NORM_ROUNDING * clip + _SUM_ROUNDING * updates * clip
     finite, reached = seen & ~np.isnan(norm), np.nan_to_num(moved, nan=math.inf)
-    wanted, watched, number = np.minimum(norm, clip), evidence["watched"], evidence.sent
-    few = ~np.isnan(watched) & (watched != np.where(one, np.minimum(1.0, watched), number))
+    wanted, number = np.minimum(norm, clip), evidence.sent
+    few = watched != np.where(one, np.minimum(1.0, watched), number)
     found.where("no client was watched", missed)
     found.where("not every client was watched", few)
     beyond = seen & ~(reached <= clip + slack)
@@ -105,14 +105,14 @@ def check_clip_probe(evidence: Evidence, inputs: AuditInputs) -> Finding:
         found.where("the watched client moved the sum by more than its update", more)
         less = finite & (moved < wanted - slack)
         found.where("the watched client moved the sum by less than its clipped update", less)
-    still = (moved == 0.0) & (bit == 0.0)
-    found.where("an update that was not finite moved the sum", seen & np.isnan(norm) & ~still)
+    still = (moved == 0.0) & (bit == 0.0) & (evidence["num_nonfinite"] > 0)
+    strange = "an update that was not finite moved the sum, or is not among those counted"
+    found.where(strange, seen & np.isnan(norm) & ~still)
     if inputs.statement.get("count_noise_stddev") is not None:
         off = np.abs(bit - np.where(norm <= clip, 0.5, -0.5)) > 1e-9 * np.maximum(1.0, updates)
         found.where("the watched client moved the count by other than a half", finite & off)
     share = float(np.nanmax(np.where(finite, moved / clip, np.nan), initial=0.0))
     # How likely one client alone among those of a round is found.
-    watched = np.where(np.isnan(watched), np.where(one, 1.0, number), watched)
     passed_over = np.nanprod(np.where(seen, 1.0 - np.minimum(1.0, watched / number), 1.0))
     chance = f"with probability {1.0 - passed_over:.3g}"
     power = f"a client beyond the bound, if each round has one, {chance}"

@@ -326,6 +326,11 @@ WRITTEN: dict[str, tuple[Callable[[Lines], None], str]] = {
     "nobody is ever watched": (edit(0, probe=None), "clip_probe"),
     "the watched client moves nothing": (edit(0, probe__moved=0.0), "clip_probe"),
     "a watched client's NaN gets in": (edit(3, probe__norm=None), "clip_probe"),
+    "a NaN that nobody counted is watched": (
+        edit(3, probe__norm=None, probe__moved=0.0, probe__bit=0.0),
+        "clip_probe",
+    ),
+    "as many are watched as nobody says": (edit(3, watched=None), "clip_probe"),
     "the bit is not centred": (edit(3, probe__bit=1.0), "clip_probe"),
     "the first bound is another": (edit(1, clip_norm=0.7), "clip_path"),
     "a bound that does not follow": (edit(9, clip_norm=0.7), "clip_path"),
