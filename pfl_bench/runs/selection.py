@@ -79,7 +79,7 @@ def _record(sweep: LoadedSweep, out: Path) -> dict[str, Any]:
     seed = sweep.selection.seed
     seed = sweep.base.config.seed if seed is None else seed
     _check_rounds(sweep)
-    distinct = _distinct_plans(sweep, out)
+    distinct = _distinct_plans(sweep.combinations, out)
     _check_held_out(sweep, distinct)
     return {
         "format_version": _VERSION,
@@ -108,11 +108,8 @@ def _draw(trials: Trials, seed: int, num_points: int) -> list[dict[str, int]]:
     ]
 
 
-def _distinct_plans(sweep: LoadedSweep, out: Path) -> list[dict[str, Any]]:
-    plans = [
-        planned(combination.resolved, out / f"{combination.slug},planned")
-        for combination in sweep.combinations
-    ]
+def _distinct_plans(points: Sequence[Combination], out: Path) -> list[dict[str, Any]]:
+    plans = [planned(point.resolved, out / f"{point.slug},planned") for point in points]
     return [plan for index, plan in enumerate(plans) if plan not in plans[:index]]
 
 
@@ -257,17 +254,21 @@ def adaptive_problem(sweep: LoadedSweep, out: Path) -> str | None:
     function", theorem 10; Rogers et al. 2016, "Privacy odometers and filters", of adaptive costs.
     """
     try:
-        plans = _distinct_plans(sweep, out)
-        _check_held_out(sweep, plans)
-        compose = compose_of(sweep.combinations[0].resolved)
-        for side in SIDES:
-            parts = [plan_composition(compose, plan, side) for plan in plans]
-            if any(part != parts[0] for part in parts):
-                return (
-                    "the grid has points of several costs (noise, rounds, sampling), and earlier "
-                    "results choose among them; leave those keys out of the grid, or draw points "
-                    "by `random`"
-                )
+        # Points that cost the same in whole runs may differ in shorter ones.
+        for rounds in sweep.rungs():
+            points = [sweep.shortened(point, rounds) for point in sweep.combinations]
+            plans = _distinct_plans(points, out)
+            _check_held_out(sweep, plans)
+            compose = compose_of(points[0].resolved)
+            for side in SIDES:
+                parts = [plan_composition(compose, plan, side) for plan in plans]
+                if any(part != parts[0] for part in parts):
+                    length = "" if rounds is None else f" of {rounds} rounds"
+                    return (
+                        f"the grid has points of several costs{length} (noise, rounds, sampling), "
+                        "and earlier results choose among them; leave those keys out of the grid, "
+                        "or draw points by `random`"
+                    )
     except ValueError as error:
         return str(error)
     return None

@@ -19,6 +19,7 @@ from pfl_bench.cli import run_many
 from pfl_bench.cli.main import main
 from pfl_bench.config.sweeps import load_sweep, override_text
 from pfl_bench.config.yaml_text import apply_override
+from pfl_bench.runs.selection import adaptive_problem
 from pfl_bench.types import ConfigError
 
 Capture = pytest.CaptureFixture[str]
@@ -402,6 +403,21 @@ def test_points_that_results_choose_have_a_price_where_composition_gives_one(
         accountant.compose(sampled, 6 * statements[0]["rounds"])
         expected = accountant.get_epsilon(said["delta"])
         assert record["epsilon"][side] == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize(("separations", "is_priced"), [([1, 3], False), ([3], True)])
+def test_halving_has_a_price_where_the_shorter_runs_of_all_points_cost_the_same(
+    separations: list[int], is_priced: bool, sweep_file: Callable[..., Path], tmp_path: Path
+) -> None:
+    # Of six rounds a user is in two at most in either separation; of the first two in two or one.
+    grid = {"federated.separation": separations, RATE: [0.5, 1.0]}
+    path = sweep_file("private_federated", grid=grid, halving={"rounds": 2, "factor": 3})
+    devices = ["systems={source: {name: generated}}", "federated.sampling=selected"]
+    limits = ["federated.max_participations=2", "federated.num_rounds=6"]
+    sweep = load_sweep(path, [*devices, *limits, "privacy.noise_cohort_size=null"])
+    why = adaptive_problem(sweep, tmp_path / "o")
+    assert (why is None) == is_priced
+    assert is_priced or "several costs of 2 rounds" in str(why)
 
 
 @pytest.mark.parametrize(
