@@ -7,7 +7,7 @@ caller's part (``central.py``).
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
@@ -56,7 +56,9 @@ class PrivateSteps:
         self._observer = observer
         self._checked = False
         # Of other losses one batch may hide what the next one shows, such as a rare class's weight.
-        self._has_example_losses = isinstance(task, GivesExampleLosses)
+        self._has_example_losses = isinstance(task, GivesExampleLosses) and (
+            _class_of(task.loss) == _class_of(task.example_losses)
+        )
         keep_freed_memory()
         try:
             self._module = _with_example_gradients(model.module)
@@ -142,6 +144,11 @@ class PrivateSteps:
                 "model: a trainable parameter takes no part in the loss, so it has no gradient of "
                 "single examples; freeze or remove it for example-level DP"
             )
+
+
+def _class_of(method: Callable[..., Tensor]) -> tuple[str, str]:
+    """Module and name of the class that defines a method; a task around another has the other's."""
+    return method.__module__, getattr(method, "__qualname__", "").rpartition(".")[0]
 
 
 @dataclass(frozen=True, slots=True)

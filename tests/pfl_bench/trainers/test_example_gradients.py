@@ -23,6 +23,7 @@ from pfl_bench.types import ConfigError, Examples
 from privacy.plan.budget import Budget
 from privacy.plan.example_level import ExampleLevelRequest, make_example_level_plan
 from privacy.recording.step_observation import StepObserver
+from tasks.common.classification import CrossEntropy
 from tasks.common.images.models import strided_cnn, tanh_cnn
 from tasks.common.images.task import ImageTask, Scale
 from tasks.common.vision.normalization import small_cnn
@@ -40,6 +41,16 @@ class Twice(nn.Module):
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = self.last(self.layer(self.layer(inputs.flatten(1)).tanh()))
         return logits
+
+
+class Changed(CrossEntropy):
+    """A task with a loss of its own, which inherits the losses of examples of another."""
+
+    def __init__(self, own: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+        self.own = own
+
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return self.own(outputs, targets)
 
 
 class Words(nn.Module):
@@ -105,6 +116,7 @@ def step(
     *parts: slice,
     channels_last: bool = False,
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
+    has_example_losses: bool = False,
 ) -> tuple[torch.Tensor, int]:
     """Take a step without noise in micro-batches; its sum of gradients, and how many were lost."""
     before = [p.detach().clone() for p in model.parameters]
@@ -113,7 +125,7 @@ def step(
     )
     task: Any = ImageTask("test", {}, None, transform=Scale())  # type: ignore[arg-type]
     if loss is not None:
-        task = SimpleNamespace(loss=loss)
+        task = Changed(loss) if has_example_losses else SimpleNamespace(loss=loss)
     options = CentralOptions(num_epochs=1, batch_size=BATCH, learning_rate=RATE)
     optimizer = torch.optim.SGD(model.parameters, lr=RATE)
     forward = Forward(model.module, task, CPU, "float32", channels_last)
@@ -193,7 +205,8 @@ def test_what_bounds_no_gradient_of_an_example_is_refused(
         step(model, inputs, targets, slice(0, first), slice(first, BATCH), loss=loss)
 
 
-def test_a_loss_is_refused_by_the_batch_that_shows_that_it_weighs_examples() -> None:
+@pytest.mark.parametrize("inherits", [False, True])
+def test_a_loss_is_refused_by_the_batch_that_shows_that_it_weighs_examples(inherits: bool) -> None:
     weights = torch.ones(10)
     weights[BATCH - 1] = 10.0
 
@@ -203,9 +216,10 @@ def test_a_loss_is_refused_by_the_batch_that_shows_that_it_weighs_examples() -> 
     torch.manual_seed(0)
     inputs, targets = torch.rand(BATCH, 1, 3, 4), torch.arange(BATCH)
     parts = (slice(0, 3), slice(3, BATCH))
-    step(FlatModel(Twice(), CPU, False), inputs, targets % 3, *parts, loss=loss)
+    given: Any = {"loss": loss, "has_example_losses": inherits}
+    step(FlatModel(Twice(), CPU, False), inputs, targets % 3, *parts, **given)
     with pytest.raises(ConfigError, match="is not the mean of its examples' losses"):
-        step(FlatModel(Twice(), CPU, False), inputs, targets, *parts, loss=loss)
+        step(FlatModel(Twice(), CPU, False), inputs, targets, *parts, **given)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
