@@ -15,6 +15,7 @@ from pfl_bench.cli.speech import say, write
 from pfl_bench.config.row_files import locate_row
 from pfl_bench.files import check_run_folder
 from pfl_bench.types import ConfigError
+from privacy.statement.statement import round_down, round_up, small
 
 _WIDTH = 110
 _SHADOWS, _CONFIDENCE = 16, 0.99
@@ -104,11 +105,12 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
             f"{one['true_positive_rate']:.4f}  [{one['low']:.4f}, {one['high']:.4f}]{most}"
         )
     if claim["epsilon"] is not None:
-        yield f"  stated epsilon (actual)  {claim['epsilon']:.4g} at delta {claim['delta']:.3g}"
+        epsilon, delta = round_up(claim["epsilon"], 4), small(claim["delta"])
+        yield f"  stated epsilon (actual)  {epsilon} at delta {delta}"
     guesses = sum(verdict["guesses"].values())
     text = (
         f"  guesses: {verdict['num_correct']} of {guesses} right, about {verdict['num_users']} "
-        f"users: epsilon is at least {verdict['epsilon']:.4g} by any mechanism, at "
+        f"users: epsilon is at least {round_down(verdict['epsilon'], 4)} by any mechanism, at "
         f"{verdict['confidence']:.0%}, corrected for {verdict['num_tests']} tests"
     )
     yield from textwrap.wrap(text, _WIDTH, subsequent_indent="    ")

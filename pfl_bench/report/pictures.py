@@ -15,6 +15,7 @@ from pfl_bench.metrics import PERSONAL
 from pfl_bench.report.canvas import DASHES, GRID, INK, PALETTE, Picture, cut, write_figure
 from pfl_bench.report.costs import Price, bytes_text, flops_text
 from pfl_bench.report.run_folder import RunRecord
+from privacy.statement.statement import round_up
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -95,7 +96,7 @@ def draw_front(
 ) -> Picture:
     """Draw private rows: name, epsilon, utility, unit, and whether it is on the unit's front."""
     titles = {
-        f"point{place}": f"{name}: {utility:.4g} at epsilon {epsilon:.4g}"
+        f"point{place}": f"{name}: {utility:.4g} at epsilon {round_up(epsilon, 4)}"
         for place, (name, epsilon, utility, _, _) in enumerate(rows)
     }
 

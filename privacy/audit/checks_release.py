@@ -23,6 +23,7 @@ from privacy.audit.errors import IncompleteError, SkippedError
 from privacy.audit.evidence import STRIPPED, Evidence
 from privacy.audit.inputs import AuditInputs, as_number
 from privacy.audit.own_schemes import users_of
+from privacy.statement.statement import round_down, round_up
 
 # Of the squares: norms are added up in float32.
 _OF_LENGTH = 1e-3
@@ -99,13 +100,13 @@ def check_canaries(evidence: Evidence, inputs: AuditInputs) -> Finding:
     upper = as_number(inputs.side("actual").get("epsilon"))
     if math.isnan(lower):
         return Finding(["canaries.json has no lower_bound"]).seen("canaries.json")
-    found.add(not lower <= upper, f"{lower:.4g} was shown, {upper:.4g} (actual) is stated")
+    least, most = round_down(lower, 4), f"{round_up(upper, 4)} (actual)"
+    found.add(not lower <= upper, f"{least} was shown, {most} is stated")
     made_anew = _compare_bounds(canaries, evidence, inputs, found)
     confidence = as_number(canaries.get("confidence", 0.95))
     return found.seen(
-        f"{canaries.get('kind', 'canaries')}: epsilon is at least {lower:.4g}, the lower end of a "
-        f"two-sided interval at {confidence:.0%}; at most {upper:.4g} (actual) is stated; "
-        f"{made_anew}",
+        f"{canaries.get('kind', 'canaries')}: epsilon is at least {least}, the lower end of a "
+        f"two-sided interval at {confidence:.0%}; at most {most} is stated; {made_anew}",
         lower=lower,
         upper=upper,
     )
@@ -170,10 +171,11 @@ def check_attacks(evidence: Evidence, inputs: AuditInputs) -> Finding:
             verdict["refuted"] is True,
             f"{kind}: {verdict.get('num_correct')} of {total} guesses about users are "
             f"right, wealth of bets {as_number(verdict.get('wealth')):.4g}; more than epsilon "
-            f"{upper:.4g} (actual) allows",
+            f"{round_up(upper, 4)} (actual) allows",
         )
         lower = as_number(verdict.get("epsilon"))
-        found.add(not lower <= upper, f"{kind}: {lower:.4g} was shown, {upper:.4g} is stated")
+        least, most = round_down(lower, 4), round_up(upper, 4)
+        found.add(not lower <= upper, f"{kind}: {least} was shown, {most} is stated")
     return found.seen("; ".join(seen) or "attack.json")
 
 

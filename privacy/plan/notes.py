@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from privacy.statement.statement import nonce_note, selection_note
+from privacy.statement.statement import nonce_note, round_up, selection_note
 
 if TYPE_CHECKING:
     from privacy.mechanism import Mechanism, NoiseScale
@@ -77,8 +77,8 @@ def sampling_notes(setting: Setting, as_poisson: float | None) -> tuple[str, ...
     if as_poisson is not None:
         notes.append(
             f"Accounted as Poisson samples, which these batches are not, the steps would have "
-            f"epsilon {as_poisson:.4g}: as-published numbers of such batches are often of that "
-            "kind, and no proof covers it."
+            f"epsilon {round_up(as_poisson, 4)}: as-published numbers of such batches are often of "
+            "that kind, and no proof covers it."
         )
     return tuple(notes)
 

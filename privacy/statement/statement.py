@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from decimal import ROUND_CEILING, Context, Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from typing import Any, Literal
 
 from privacy.description import DP_SGD, Description
@@ -230,10 +230,19 @@ class PrivacyStatement(Guarantee):
 
 def round_up(value: float, digits: int) -> str:
     """Write an epsilon in so many significant digits, never below its value; it may be infinite."""
+    return _rounded(value, digits, ROUND_CEILING)
+
+
+def round_down(value: float, digits: int) -> str:
+    """Write a lower bound of epsilon in so many significant digits, never above its value."""
+    return _rounded(value, digits, ROUND_FLOOR)
+
+
+def _rounded(value: float, digits: int, rounding: str) -> str:
     if value <= 0.0 or not math.isfinite(value):
         return f"{value:g}"
     step = Decimal(1).scaleb(Decimal(value).adjusted() - digits + 1)
-    rounded = Decimal(value).quantize(step, rounding=ROUND_CEILING)
+    rounded = Decimal(value).quantize(step, rounding=rounding)
     return f"{rounded.normalize():f}" if value < 1e6 else f"{float(rounded):.{digits}g}"
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from pfl_bench.cli.attack import _lines
 from pfl_bench.cli.main import main
 from pfl_bench.federated.trainer import FederatedTrainer
 from tests.pfl_bench.runs.test_membership import PRIVATE, STRONG, attack, found, row
@@ -55,6 +56,22 @@ def test_what_cannot_be_attacked_is_refused(
     assert main(["attack", *arguments, "--out", str(tmp_path / "out")]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_what_is_stated_is_rounded_up_and_what_is_shown_down() -> None:
+    verdict = {"guesses": {"most_in": 5, "least_out": 0}, "num_correct": 5, "num_users": 9}
+    verdict |= {
+        "epsilon": 1.23456,
+        "confidence": 0.99,
+        "num_tests": 3,
+        "wealth": None,
+        "refuted": True,
+    }
+    claim = {"epsilon": 3.14119, "delta": 0.00012341}
+    counts = {"kind": "loss", "users": 9, "shadows": 4, "trials": {"in": 5, "out": 4}, "auc": 0.5}
+    told = "\n".join(_lines(counts | {"rates": [], "claim": claim, "verdict": verdict}))
+    assert "stated epsilon (actual)  3.142 at delta 0.000124" in told
+    assert "epsilon is at least 1.234 by" in told
 
 
 def test_a_reason_of_all_shadow_runs_is_told_once(

@@ -11,7 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from privacy.errors import PrivacyError
-from privacy.statement.statement import NOT_COVERED, Accounted, PrivacyStatement, round_up
+from privacy.statement.statement import (
+    NOT_COVERED,
+    Accounted,
+    PrivacyStatement,
+    round_down,
+    round_up,
+)
 
 SIMULATED = Accounted(41_131, 5000, "poisson", 5000 / 41_131, 18.668, 8.4026e-6, 2.0)
 ACTUAL = Accounted(41_131, 200, "poisson", 200 / 41_131, 0.74672, 8.4026e-6, 4.324)
@@ -141,6 +147,8 @@ def test_an_epsilon_is_never_written_below_its_value(value: float, digits: int, 
 def test_rounding_up_is_above_and_near(value: float, digits: int) -> None:
     written = float(round_up(value, digits))
     assert value <= written <= value * (1 + 10.0 ** (1 - digits)) * (1 + 1e-12)
+    below = float(round_down(value, digits))
+    assert value >= below >= value * (1 - 10.0 ** (1 - digits)) * (1 - 1e-12)
 
 
 def test_a_planned_statement_says_so() -> None:
