@@ -51,6 +51,7 @@ class RowResult:
             compared.
         more_seeds: How many more seeds are expected to decide; None where that is not known.
         num_seeds: How many seeds ``measured`` is of; None for as many as it has values.
+        seeds: The seed of each value of ``measured``; empty where no two are of one seed.
     """
 
     name: str
@@ -74,6 +75,7 @@ class RowResult:
     interval: str = ""
     more_seeds: int | None = None
     num_seeds: int | None = None
+    seeds: tuple[int, ...] = ()
 
     @property
     def is_near(self) -> bool:
@@ -118,7 +120,12 @@ class RowResult:
         published = Published(
             self.published, self.margin or 0.0, self.published_sd, self.published_seeds, self.chance
         )
-        status, found = judge(self.measured, published, self.measured_here)
+        # Runs of one seed share its data and initial model, and are no independent seeds.
+        by_seed = defaultdict[int, list[float]](list)
+        for place, value in enumerate(self.measured):
+            by_seed[self.seeds[place] if self.seeds else place].append(value)
+        measured = [math.fsum(values) / len(values) for values in by_seed.values()]
+        status, found = judge(measured, published, self.measured_here)
         return replace(self, status=status, interval=found.text, more_seeds=found.more_seeds)
 
 
@@ -211,6 +218,8 @@ def _row(runs: Sequence[RunSummary], metric: str, statistic: str) -> RowResult:
         value = measured_value(run, metric, statistic)
         values.append(of_run[0].measured if value is None and of_run else value)
     measured = tuple(value for value in values if value is not None)
+    seeds = tuple(r.seed for r, value in zip(runs, values, strict=True) if value is not None)
+    num_seeds = len(set(seeds))
     first = entries[0] if entries else ExpectedResult.of({"metric": metric})
     variants = _distinct(run.variant for run in runs)
     epsilon_simulated, delta_simulated = _largest_epsilon(runs, "simulated")
@@ -243,7 +252,8 @@ def _row(runs: Sequence[RunSummary], metric: str, statistic: str) -> RowResult:
         margin=first.tolerance,
         measured_here=first.measured_here,
         chance=first.chance,
-        num_seeds=len({r.seed for r, value in zip(runs, values, strict=True) if value is not None}),
+        num_seeds=num_seeds,
+        seeds=seeds if num_seeds < len(seeds) else (),
     ).judged()
 
 

@@ -105,6 +105,7 @@ def joined(old: Record, new: Record) -> Record:
             line,
             measured=tuple(one.lines[place].measured[index] for one, index in runs),
             num_seeds=len(seeds),
+            seeds=(),
             note=seeds_note(seeds),
         ).judged()
         for place, line in enumerate(new.lines)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +127,35 @@ def test_equal_means_are_rarely_called_different_and_distant_ones_rarely_reprodu
     bound = (wrong + 3 * math.sqrt(wrong / trials)) * trials
     assert found["reproduced"] < bound
     assert 0 < found["differs"] < bound
+
+
+@pytest.mark.parametrize(
+    ("seeds", "paper_seeds", "least", "most"),
+    [(3, 3, 0.02, 0.06), (3, 10, 0.04, 0.08), (5, 5, 0.03, 0.06), (2, 3, 0.02, 0.06),
+     (2, 10, 0.08, 0.12)],
+)  # fmt: skip
+def test_how_often_the_interval_misses(
+    seeds: int, paper_seeds: int, least: float, most: float
+) -> None:
+    """Satterthwaite's degrees are an estimate, of two seeds a poor one."""
+    rng, trials, missed = np.random.default_rng(0), 3000, 0
+    for _ in range(trials):
+        ours, paper = rng.normal(0.0, 1.0, seeds), rng.normal(0.0, 1.0, paper_seeds)
+        published = Published(float(paper.mean()), 0.0, float(paper.std(ddof=1)), paper_seeds)
+        half = half_width(float(ours.std(ddof=1)), seeds, published)
+        assert half is not None
+        missed += abs(float(ours.mean()) - published.value) > half
+    assert least * trials < missed < most * trials
+
+
+def test_runs_of_one_seed_are_no_further_seeds_of_an_interval() -> None:
+    """A seed's runs lie near one another, and say nothing of how far the next seed is."""
+    seeds, values = (0, 0, 0, 1, 1, 1), (0.69, 0.691, 0.689, 0.73, 0.731, 0.729)
+    runs = [run_of(seed, value) for seed, value in zip(seeds, values, strict=True)]
+    row, once = rows_from_summaries(runs)[0], rows_from_summaries([runs[0], runs[3]])[0]
+    assert (row.status, row.num_seeds, len(row.measured)) == (once.status, 2, 6)
+    assert row.interval == once.interval
+    assert row.interval != replace(row, seeds=()).judged().interval
 
 
 def run_of(seed: int, accuracy: float, **more: Any) -> dict[str, Any]:
