@@ -52,7 +52,6 @@ _LATER = (
 )
 # Mechanisms of ``sound_runs``, and runs of each.
 _MECHANISMS, _RUNS_OF_EACH = 11, 3
-_PATIENCE = 300.0
 
 # Of a run folder: what is recorded where, numbers as text and tensors as digests.
 Record = dict[str, str]
@@ -75,7 +74,7 @@ class Sound(NamedTuple):
     lines: dict[str, list[int]]
 
 
-def in_fork(packages: Path, action: Callable[..., Any], *given: Any) -> Any:
+def in_fork(packages: Path, action: Callable[..., Any], *given: Any, seconds: float = 300.0) -> Any:
     """What an action gives where the packages are those of a folder; None if it fails or hangs."""
     receiver, sender = _FORK.Pipe(duplex=False)
 
@@ -92,7 +91,7 @@ def in_fork(packages: Path, action: Callable[..., Any], *given: Any) -> Any:
     process.start()
     sender.close()
     try:
-        return receiver.recv() if receiver.poll(_PATIENCE) else None
+        return receiver.recv() if receiver.poll(seconds) else None
     except EOFError:
         return None
     finally:
@@ -219,7 +218,7 @@ def sound_run(setting: str, changes: dict[str, Any], work: Path) -> Sound | None
 def sound_runs_of(seed: int, work: Path) -> Iterator[Sound]:
     """Runs of each mechanism."""
     for number in range(_MECHANISMS):
-        for setting, changes in in_fork(HOME, accepted, number, seed, work):
+        for setting, changes in in_fork(HOME, accepted, number, seed, work, seconds=7200.0):
             sound = sound_run(setting, changes, work)
             if sound is not None:
                 yield sound
