@@ -147,7 +147,7 @@ class CentralTrainer(Trainer):
         seed_torch(self._seed, Purpose.CENTRAL_MODEL, self._model.device, index)
         self._model.module.train()
         loss_sum = new_loss_sum(self._model.device)
-        buffers = self._model.buffers()
+        buffers = {} if self.plan is None else self._model.buffers()
         seen, lost, rate = 0, 0, 0.0
         batches = self._shuffled(rng)
         if self.plan is not None:
