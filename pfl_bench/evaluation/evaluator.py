@@ -29,6 +29,7 @@ from pfl_bench.types import (
     UserInputError,
     WorkerGroup,
     did_you_mean,
+    is_out_of_memory,
 )
 
 
@@ -161,6 +162,8 @@ class Evaluator:
             try:
                 names = measured_names(self._forward, split, metrics)
             except (ValueError, RuntimeError, TypeError, IndexError, UserInputError) as error:
+                if is_out_of_memory(error):
+                    raise
                 raise ConfigError(f"{key}: '{family}' cannot measure this task: {error}") from error
             for name in (name.partition("/")[2] for name in names):
                 if name in taken and name not in COUNTS:

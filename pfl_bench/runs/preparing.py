@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from pfl_bench import plugins
 from pfl_bench.client import precision
 from pfl_bench.client.costs import StepFlops, measure_step
@@ -34,6 +32,7 @@ from pfl_bench.types import (
     Trainer,
     UserInputError,
     WorkerGroup,
+    is_out_of_memory,
 )
 
 
@@ -119,10 +118,8 @@ def _first_step(parts: RunParts, train: FederatedSplit) -> StepFlops:
         return measure_step(parts.forward, parts.model, train)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         name = parts.resolved.tree["task"]["name"]
-        fails_by_memory = "DefaultCPUAllocator" in str(error)  # torch has no class for it
-        if fails_by_memory or isinstance(error, UserInputError | torch.OutOfMemoryError):
-            raise
-        if plugins.origin_of(plugins.TASK, name) is None:
+        is_other = isinstance(error, UserInputError) or is_out_of_memory(error)
+        if is_other or plugins.origin_of(plugins.TASK, name) is None:
             raise
         folder = str(Path(str(plugins.spec_of(plugins.MODEL, name).origin)).parent)
         frames = traceback.extract_tb(error.__traceback__)

@@ -25,6 +25,7 @@ from pfl_bench.types.errors import UserInputError as UserInputError
 from pfl_bench.types.errors import WorkerError as WorkerError
 from pfl_bench.types.errors import did_you_mean as did_you_mean
 from pfl_bench.types.errors import is_of_user as is_of_user
+from pfl_bench.types.errors import is_out_of_memory as is_out_of_memory
 from pfl_bench.types.errors import place_of as place_of
 from pfl_bench.types.errors import returned as returned
 from pfl_bench.types.evaluation import Metric as Metric

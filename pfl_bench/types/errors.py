@@ -38,13 +38,19 @@ class StoppedError(WorkerError):
     """A run was told to stop, such as by an audit that watches it; it can be resumed."""
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out: Python's own, a GPU's, or that for a tensor of torch's on a CPU."""
+    # Of torch, which may not be loaded; it has no class for the last.
+    is_of_torch = type(error).__name__ == "OutOfMemoryError" or "DefaultCPUAllocator" in str(error)
+    return isinstance(error, MemoryError) or is_of_torch
+
+
 def is_of_user(part: Any) -> bool:
     """Whether a class or function is of a user's plug-in, and not of this distribution."""
     # The modules of users' folders are submodules of ours: see ``pfl_bench.plugins``.
     module = part.__module__
-    return module.startswith("pfl_bench.plugins.") or not module.startswith(
-        ("pfl_bench.", "privacy.")
-    )
+    ours = ("pfl_bench.", "privacy.", "tasks.")
+    return module.startswith("pfl_bench.plugins.") or not module.startswith(ours)
 
 
 def place_of(owner: object, method: str) -> str:

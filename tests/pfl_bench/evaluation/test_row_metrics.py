@@ -134,3 +134,16 @@ def test_a_family_that_is_not_there_or_does_not_fit_is_refused(
     row = config_file("federated", evaluation__metrics=[named])
     assert main(["run", str(row), "--out", str(tmp_path / "run")]) == 2
     assert words in capsys.readouterr().err
+
+
+def test_a_metric_for_which_there_is_no_memory_is_not_said_to_be_unfit(
+    config_file: Callable[..., Path], tmp_path: Path
+) -> None:
+    plugins_of(tmp_path, huge="huge")
+    file = tmp_path / "metrics" / "huge.py"
+    text = file.read_text(encoding="utf-8")
+    file.write_text(text.replace("two = ", "torch.empty(2**58)\n        two = "), encoding="utf-8")
+    row = config_file("federated", evaluation__metrics=["huge"])
+    error = run(row, tmp_path / "run")["error"]
+    assert "memory ran out (one tensor needs" in error
+    assert "cannot measure" not in error
