@@ -42,13 +42,15 @@ class Decoder:
         self._where = where
         self._stored_side = stored_side
         self._resize = resize
-        self._gpu: torch.device | None = None
+        # A stream whose memory nothing but nvJPEG writes to.
+        self._gpu: torch.cuda.Stream | None = None
         self.side = stored_side if resize is None else resize
 
     def use_device(self, device: torch.device) -> None:
         """Take note of where the model lives; refused if that is no GPU, and one was asked for."""
         if device.type == "cuda" and self._where != "cpu":
-            self._gpu = device
+            # Of this thread's GPU: reading threads are not told which of several is theirs.
+            self._gpu = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             # In force from here on: filters that come and go are not safe in reading threads.
             warnings.filterwarnings("ignore", "The image decoding", DeprecationWarning)
         elif self._where == "gpu":
@@ -91,9 +93,13 @@ class Decoder:
 
 
 def _decode_on_gpu(
-    pictures: Sequence[Bytes], names: Sequence[str], device: torch.device
+    pictures: Sequence[Bytes], names: Sequence[str], stream: torch.cuda.Stream
 ) -> list[Tensor]:
-    """Decode to tensors of shape (side, side, 3) on a GPU."""
+    """Decode to tensors of shape (side, side, 3) on a GPU, in memory of a stream without kernels.
+
+    nvJPEG writes at once: in memory of the caller's stream it would not wait for kernels there that
+    still read what the memory held before.
+    """
     from torchvision.io import ImageReadMode, decode_jpeg
 
     fit = [i for i, p in enumerate(pictures) if num_components(p.tobytes()) in (1, 3)]
@@ -101,7 +107,8 @@ def _decode_on_gpu(
     if fit:
         jpegs = [torch.from_numpy(pictures[i]) for i in fit]
         try:
-            batch = decode_jpeg(jpegs, ImageReadMode.RGB, device=device)
+            with torch.cuda.stream(stream):
+                batch = decode_jpeg(jpegs, ImageReadMode.RGB, device=stream.device)
         except RuntimeError as error:
             if _MEMORY_RAN_OUT.search(str(error)):
                 # A smaller batch, or fewer slots, may fit.
@@ -114,10 +121,15 @@ def _decode_on_gpu(
                 f"nvJPEG cannot decode one of {len(fit)} pictures ({shown}, ...): {error}; "
                 "task.decode=cpu names the picture if it is damaged"
             ) from error
-        decoded = {i: picture.permute(1, 2, 0) for i, picture in zip(fit, batch, strict=True)}
+        caller = torch.cuda.current_stream(stream.device)
+        caller.wait_stream(stream)
+        for index, picture in zip(fit, batch, strict=True):
+            # Freed, it is not written to before the caller's kernels have read it.
+            picture.record_stream(caller)
+            decoded[index] = picture.permute(1, 2, 0)
     for index, (picture, name) in enumerate(zip(pictures, names, strict=True)):
         if index not in decoded:
-            decoded[index] = _decode_on_cpu(picture, name).to(device)
+            decoded[index] = _decode_on_cpu(picture, name).to(stream.device)
     return [decoded[index] for index in range(len(pictures))]
 
 

@@ -5,17 +5,20 @@
 
 from __future__ import annotations
 
+import io
 import json
 import pydoc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
-from torch import nn
+from PIL import Image
+from torch import Tensor, nn
 from torch.nn import functional
 
 from pfl_bench.cli.main import main
@@ -26,6 +29,7 @@ from pfl_bench.federated.parts import FederatedParts, build_run
 from pfl_bench.runs.audit import audit_run
 from pfl_bench.runs.runner import run
 from tasks.common.lstm.stacked_lstm import StackedLstm
+from tasks.flair.decoding import Decoder
 from tests.contracts.small_rows import CONFIGS, shortened, write_small_files
 from tests.equivalence.same_numbers import CASES
 from tests.helpers import central_of, make_config, make_tree
@@ -256,3 +260,29 @@ def test_rows_of_other_models_end(name: str, small_files: dict[str, Path], tmp_p
     row = CONFIGS / name
     overrides = [*shortened(load_config(row).tree, small_files), "federated.cohort_size=2"]
     assert run(load_config(row, [*overrides, "device=cuda"]), tmp_path)["status"] == "finished"
+
+
+def test_nvjpeg_writes_to_memory_that_no_kernel_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for no kernel: memory of the caller's stream may still be read when it is freed."""
+    caller, used = torch.cuda.current_stream(), []
+    awaited: list[torch.cuda.Stream] = []
+
+    def decode_jpeg(jpegs: Sequence[Tensor], mode: Any, device: torch.device) -> list[Tensor]:
+        used.append(torch.cuda.current_stream(device))
+        assert device == caller.device  # not that of a reading thread, by its number
+        return [torch.full((3, 8, 8), n, dtype=torch.uint8, device=device) for n in range(2)]
+
+    monkeypatch.setattr("torchvision.io.decode_jpeg", decode_jpeg)
+    monkeypatch.setattr(
+        torch.Tensor, "record_stream", lambda tensor, stream: awaited.append(stream)
+    )
+    decoder, buffer = Decoder("gpu", 8, None), io.BytesIO()
+    decoder.use_device(torch.device("cuda"))
+    Image.new("RGB", (8, 8)).save(buffer, "JPEG")
+    encoded = np.frombuffer(bytearray(buffer.getvalue()), np.uint8)
+    for _ in range(2):
+        pictures = decoder.decode([encoded, encoded], ["1", "2"])
+        assert pictures.amax((1, 2, 3)).tolist() == [0, 1]
+    assert used[0] == used[1] != caller
+    assert awaited == [caller] * 4
+    assert torch.cuda.current_stream() == caller

@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -333,6 +334,9 @@ def test_memory_that_ends_in_nvjpeg_is_no_damaged_picture(
         raise cause
 
     monkeypatch.setattr("torchvision.io.decode_jpeg", decode_jpeg)
+    if not torch.cuda.is_available():
+        stream = SimpleNamespace(device=torch.device("cuda", 0))
+        monkeypatch.setattr("torch.cuda.Stream", lambda device: stream)
     decoder, buffer = Decoder("auto", 8, None), io.BytesIO()
     decoder.use_device(torch.device("cuda"))
     Image.new("RGB", (8, 8)).save(buffer, "JPEG")
