@@ -1,9 +1,11 @@
 """A leaderboard: the experiments of many run folders, ranked where they can be compared.
 
 Rows stand in one table if they are of the same data (task, variant, content, split and users), of
-the same metric and under the same attack. Within a table only rows that protect the same unit, with
-an epsilon within the same bound, are ranked together, by the mean of the metric over seeds. A row
-has no rank where its number or its guarantee cannot be relied on (``_unranked``).
+the same metric on as many examples and clients, and under the same attack. (A client that
+fine-tunes is tested on the rest of its examples; local models may be of some clients alone.) Within
+a table only rows that protect the same unit, with an epsilon within the same bound, are ranked
+together, by the mean of the metric over seeds. A row has no rank where its number or its guarantee
+cannot be relied on (``_unranked``).
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from pfl_bench.report.run_facts import count, duration
 from pfl_bench.report.run_folder import RunRecord
 from pfl_bench.report.table import Cell, Table
 from pfl_bench.runs.rows import rows_from_summaries, runs_of_seeds
+from pfl_bench.types import describe_choice
 
 BOARD_VERSION = 1
 _PASSED = "passed"  # and what is said of it
@@ -80,11 +83,15 @@ class Row(Record):
 
 @dataclass(frozen=True)
 class Standings:
-    """The rows of the same data, metric and attack, in the order in which they are shown."""
+    """The rows of the same data, metric and attack, in the order in which they are shown.
+
+    ``evaluated`` says on how many examples and clients; empty where nothing does.
+    """
 
     data: Data
     metric: str
     lower_is_better: bool
+    evaluated: str
     attack: str | None
     rows: list[Row]
 
@@ -98,13 +105,29 @@ def ranked(found: Iterable[Record]) -> list[Standings]:
     """Put records into tables, and rank them."""
     groups: dict[str, list[Row]] = {}
     for record in found:
-        key = repr((record.data, record.headline, record.attack))
+        key = repr((record.data, record.headline, _evaluated(record), record.attack))
         groups.setdefault(key, []).append(_row(record))
     tables = []
     for rows in groups.values():
-        data, best, attack = rows[0].data, rows[0].headline, rows[0].attack
-        tables.append(Standings(data, best.metric, best.lower_is_better, attack, _ranked(rows)))
+        first, best = rows[0], rows[0].headline
+        facts = (best.metric, best.lower_is_better, _evaluated(first), first.attack)
+        tables.append(Standings(first.data, *facts, _ranked(rows)))
     return sorted(tables, key=lambda table: (table.data.task, table.metric))
+
+
+def _evaluated(record: Record) -> str:
+    """Number of examples and clients that the headline is of, such as "299 examples of 50 clients".
+
+    Where seeds differ, the smallest and the largest; empty where nothing says it.
+    """
+    split, texts = record.headline.metric.partition("/")[0], []
+    for unit in ("example", "client"):
+        column = record.metrics.get(f"{split}/num_{unit}s", ())
+        found = {int(number) for number in column if number is not None}
+        if found:
+            ends = " to ".join(f"{n:,}" for n in sorted({min(found), max(found)}))
+            texts.append(f"{ends} {unit}{'' if found == {1} else 's'}")
+    return " of ".join(texts)
 
 
 def _row(record: Record) -> Row:
@@ -142,6 +165,8 @@ def _unranked(record: Record, mean: float | None) -> list[str]:
     """Reason why a row has no rank; empty if it has one."""
     reasons = [] if mean is not None and math.isfinite(mean) else ["no finite utility"]
     reasons += [*record.diverged, *record.edited]
+    if why := describe_choice(record.selected_by, record.headline.metric):
+        reasons.append(why)
     if record.has_canaries:
         reasons.append("canaries have moved the model")
     if record.privacy is not None and record.privacy.unit != "nobody":
@@ -192,6 +217,7 @@ def _board(place: int, table: Standings) -> Board:
     users = data.num_users or {}
     facts = [
         f"{table.metric}, {better} is better",
+        f"on {table.evaluated}" if table.evaluated else "",
         f"split by {data.split_by}" if data.split_by else "",
         ", ".join(f"{number:,} {split} users" for split, number in users.items()),
         f"content {data.checksum[:15]}" if data.checksum else "",

@@ -63,6 +63,7 @@ class Record:
 
     Attributes:
         changes: How it differs from the row of its name.
+        selected_by: Metric by which the models were chosen; empty for the last ones.
         metrics: Final metrics, without their spread over clients and strata.
         lines: Those of the table of results, with the verdicts of when they were written.
         cost: Mean over runs of FLOPs and bytes; None if no run says it.
@@ -75,6 +76,7 @@ class Record:
     method: str
     attack: str | None
     has_canaries: bool
+    selected_by: str = ""
     data: Data
     seeds: list[int | None]
     headline: Headline
@@ -146,6 +148,7 @@ def _record(runs: Sequence[RunRecord], folders: Sequence[RunRecord]) -> Record:
         method=method_of(first.config, first.setting),
         attack=(first.config.get("attack") or {}).get("kind"),
         has_canaries=bool((first.config.get("privacy") or {}).get("audit")),
+        selected_by=next((one.selected_by for one in summaries if one.selected_by), ""),
         data=data_of(first),
         seeds=[run.seed for run in runs],
         headline=Headline(headline, lower),

@@ -16,7 +16,7 @@ from pfl_bench.config.row_differences import settings_digest
 from pfl_bench.metrics import MetricDirections
 from pfl_bench.runs.divergence import describe_divergence
 from pfl_bench.runs.equivalence import Comparison, Published, equivalence
-from pfl_bench.types import ExpectedResult, RunSummary, as_float
+from pfl_bench.types import ExpectedResult, RunSummary, as_float, describe_choice
 
 FAILED = ("differs", "diverged")
 # Of a number of a paper, and of one of this toolkit.
@@ -245,7 +245,7 @@ def _row(runs: Sequence[RunSummary], metric: str, statistic: str) -> RowResult:
         epsilon_simulated=epsilon_simulated,
         epsilon_actual=epsilon_actual,
         delta_simulated=delta_simulated,
-        note="; ".join([*why, *_notes(runs, values, variants)]),
+        note="; ".join([*why, *_notes(runs, metric, values, variants)]),
         delta_actual=delta_actual,
         published_sd=first.sd,
         published_seeds=first.seeds,
@@ -289,10 +289,13 @@ def _distinct(texts: Iterable[str]) -> list[str]:
 
 
 def _notes(
-    runs: Sequence[RunSummary], values: Sequence[float | None], variants: Sequence[str]
+    runs: Sequence[RunSummary],
+    metric: str,
+    values: Sequence[float | None],
+    variants: Sequence[str],
 ) -> list[str]:
     """Say what sets these runs apart from one clean row."""
-    notes = []
+    notes = _distinct(filter(None, (describe_choice(r.selected_by, metric) for r in runs)))
     if len(variants) > 1:
         notes.append("the seeds saw different data: " + ", ".join(variants))
     seeds = [run.seed for run in runs]

@@ -22,6 +22,16 @@ def as_float(value: Any) -> float | None:
     return float(value) if is_number else None
 
 
+def describe_choice(selected_by: str, metric: str) -> str:
+    """Say that a model was chosen by a metric of the very split that it is measured on, or nothing.
+
+    Such a value is optimistic: it is the best of several on those examples.
+    """
+    if not selected_by or selected_by.partition("/")[0] != metric.partition("/")[0]:
+        return ""
+    return f"the model was chosen by {selected_by}, on the split that it is measured on"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedResult:
     """A published number, and what a run measured of it; None where nothing says it.
@@ -85,6 +95,8 @@ class RunSummary:
         privacy: The privacy statement; None for a run that claims nothing.
         data: Facts about the data.
         metric_directions: What ``pfl_bench.metrics.MetricDirections`` writes; None in older runs.
+        selected_by: Metric by which the model was chosen among those of the rounds; empty for the
+            last model.
     """
 
     name: str
@@ -109,6 +121,7 @@ class RunSummary:
     privacy: Mapping[str, Any] | None
     data: Mapping[str, Any]
     metric_directions: Mapping[str, Any] | None
+    selected_by: str
 
     @classmethod
     def of(cls, document: Mapping[str, Any], index: int = 0) -> RunSummary:
@@ -137,6 +150,7 @@ class RunSummary:
             seconds=as_float(document.get("seconds")),
             diverged=document.get("diverged") or None,
             pinned_nonce=bool(document.get("pinned_nonce")),
+            selected_by=str((document.get("selection") or {}).get("metric") or ""),
             budgets=tuple(document.get("budgets") or ()),
         )
 

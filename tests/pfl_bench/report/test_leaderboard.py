@@ -162,6 +162,35 @@ def test_other_data_and_other_metrics_are_another_table(
     assert [list(ranks(table).values()) for table in found] == [[1], [1]]
 
 
+@pytest.mark.parametrize("counts", [{"num_examples": 50}, {"num_clients": 9}])
+def test_a_number_of_other_examples_or_clients_is_in_another_table(
+    tmp_path: Path, counts: dict[str, int]
+) -> None:
+    whole = {"num_examples": 99, "num_clients": 10}
+    for name, given in (("a", whole), ("b", whole), ("c", whole | counts)):
+        measured = {"accuracy": 0.5, **given}
+        run = write_run(tmp_path / name, name, "federated", expected=False)
+        change(run / "summary.json", metrics={f"test/{key}": n for key, n in measured.items()})
+    found = tables(tmp_path)
+    assert [ranks(table) for table in found] == [{"a": 1, "b": 1}, {"c": 1}]
+    assert found[0]["evaluated"] == "99 examples of 10 clients"
+    (board, _) = boards(standings([read_run(path) for path in runs_below(tmp_path)]))
+    assert "; on 99 examples of 10 clients" in board.about
+
+
+def test_a_model_that_was_chosen_on_the_tested_split_has_no_rank(tmp_path: Path) -> None:
+    for name, metric in (("a", "val/loss"), ("b", "test/loss")):
+        run = write_run(tmp_path / name, name, "federated")
+        selection = {"metric": metric, "value": 1.0, "index": 3}
+        change(run / "summary.json", selection=selection)
+    (table,) = tables(tmp_path)
+    assert ranks(table) == {"a": 1, "b": None}
+    why = "the model was chosen by test/loss, on the split that it is measured on"
+    assert table["rows"][1]["unranked"] == [why]
+    summaries = [read_run(path).summary for path in runs_below(tmp_path)]
+    assert [why in row.note for row in rows_of(summaries)] == [False, True]
+
+
 def test_the_better_loss_is_the_lower_one_and_equal_rows_share_a_rank(tmp_path: Path) -> None:
     for name, loss in (("a", 2.0), ("b", 1.0), ("c", 1.0), ("d", "nan")):
         run = write_run(tmp_path / name, name, "federated", expected=False)
