@@ -94,17 +94,17 @@ class RowResult:
 
     @property
     def mean(self) -> float | None:
-        """Mean over seeds; None without a measurement."""
-        return math.fsum(self.measured) / len(self.measured) if self.measured else None
+        """Mean over seeds, of each the mean of its runs; None without a measurement."""
+        found = self._by_seed()
+        return math.fsum(found) / len(found) if found else None
 
     @property
     def sd(self) -> float | None:
         """Standard deviation over seeds with ``ddof=1``; None below two seeds."""
-        if len(self.measured) < 2:
+        found = self._by_seed()
+        if len(found) < 2:
             return None
-        if not all(math.isfinite(value) for value in self.measured):
-            return math.nan
-        return statistics.stdev(self.measured)
+        return statistics.stdev(found) if all(map(math.isfinite, found)) else math.nan
 
     @property
     def difference(self) -> float | None:
@@ -120,13 +120,15 @@ class RowResult:
         published = Published(
             self.published, self.margin or 0.0, self.published_sd, self.published_seeds, self.chance
         )
+        status, found = judge(self._by_seed(), published, self.measured_here)
+        return replace(self, status=status, interval=found.text, more_seeds=found.more_seeds)
+
+    def _by_seed(self) -> list[float]:
         # Runs of one seed share its data and initial model, and are no independent seeds.
         by_seed = defaultdict[int, list[float]](list)
         for place, value in enumerate(self.measured):
             by_seed[self.seeds[place] if self.seeds else place].append(value)
-        measured = [math.fsum(values) / len(values) for values in by_seed.values()]
-        status, found = judge(measured, published, self.measured_here)
-        return replace(self, status=status, interval=found.text, more_seeds=found.more_seeds)
+        return [math.fsum(values) / len(values) for values in by_seed.values()]
 
 
 def judge(
@@ -299,15 +301,13 @@ def _notes(
     if len(variants) > 1:
         notes.append("the seeds saw different data: " + ", ".join(variants))
     seeds = [run.seed for run in runs]
-    if note := seeds_note(seeds):
-        notes.append(note)
+    notes += filter(None, [seeds_note(seeds)])
     if any("selection" in (run.privacy or {}) for run in runs):
         notes.append("epsilon is that of the best of a random number of trials")
     if any(run.pinned_nonce for run in runs):
         notes.append("private draws of a pinned nonce")
     repeated = sorted({seed for seed in seeds if seeds.count(seed) > 1})
-    if repeated:
-        which = ", ".join(map(str, repeated))
+    if which := ", ".join(map(str, repeated)):
         notes.append(f"{runs_of_seeds(len(seeds), len(set(seeds)))}, several of seed {which}")
     missing = [str(run.seed) for run, value in zip(runs, values, strict=True) if value is None]
     if missing:

@@ -156,6 +156,9 @@ def test_runs_of_one_seed_are_no_further_seeds_of_an_interval() -> None:
     assert (row.status, row.num_seeds, len(row.measured)) == (once.status, 2, 6)
     assert row.interval == once.interval
     assert row.interval != replace(row, seeds=()).judged().interval
+    (row,) = rows_from_summaries([*runs, run_of(1, 0.73)])
+    assert row.mean == pytest.approx((0.69 + 0.73) / 2, abs=1e-12)
+    assert row.sd == pytest.approx(0.04 / math.sqrt(2), abs=1e-12)
 
 
 def run_of(seed: int, accuracy: float, **more: Any) -> dict[str, Any]:
