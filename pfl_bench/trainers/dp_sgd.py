@@ -56,8 +56,10 @@ class PrivateSteps:
         self._observer = observer
         self._checked = False
         # Of other losses one batch may hide what the next one shows, such as a rare class's weight.
-        self._has_example_losses = isinstance(task, GivesExampleLosses) and (
-            _class_of(task.loss) == _class_of(task.example_losses)
+        self._has_example_losses = (
+            isinstance(task, GivesExampleLosses)
+            and (own := _class_of(task.loss)) is not None
+            and own == _class_of(task.example_losses)
         )
         keep_freed_memory()
         try:
@@ -146,9 +148,13 @@ class PrivateSteps:
             )
 
 
-def _class_of(method: Callable[..., Tensor]) -> tuple[str, str]:
-    """Module and name of the class that defines a method; a task around another has the other's."""
-    return method.__module__, getattr(method, "__qualname__", "").rpartition(".")[0]
+def _class_of(method: Callable[..., Tensor]) -> tuple[str, str] | None:
+    """Module and name of the class that defines a method; None of a function of no class.
+
+    A task around another has the other's.
+    """
+    name = getattr(method, "__qualname__", "").rpartition(".")[0]
+    return None if not name or name.endswith("<locals>") else (method.__module__, name)
 
 
 @dataclass(frozen=True, slots=True)

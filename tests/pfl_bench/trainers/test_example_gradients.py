@@ -116,7 +116,7 @@ def step(
     *parts: slice,
     channels_last: bool = False,
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
-    has_example_losses: bool = False,
+    losses: str = "",
 ) -> tuple[torch.Tensor, int]:
     """Take a step without noise in micro-batches; its sum of gradients, and how many were lost."""
     before = [p.detach().clone() for p in model.parameters]
@@ -125,7 +125,9 @@ def step(
     )
     task: Any = ImageTask("test", {}, None, transform=Scale())  # type: ignore[arg-type]
     if loss is not None:
-        task = Changed(loss) if has_example_losses else SimpleNamespace(loss=loss)
+        task = Changed(loss) if losses == "inherited" else SimpleNamespace(loss=loss)
+    if losses == "function":
+        task.example_losses = lambda outputs, targets: outputs.sum(1)
     options = CentralOptions(num_epochs=1, batch_size=BATCH, learning_rate=RATE)
     optimizer = torch.optim.SGD(model.parameters, lr=RATE)
     forward = Forward(model.module, task, CPU, "float32", channels_last)
@@ -205,8 +207,8 @@ def test_what_bounds_no_gradient_of_an_example_is_refused(
         step(model, inputs, targets, slice(0, first), slice(first, BATCH), loss=loss)
 
 
-@pytest.mark.parametrize("inherits", [False, True])
-def test_a_loss_is_refused_by_the_batch_that_shows_that_it_weighs_examples(inherits: bool) -> None:
+@pytest.mark.parametrize("losses", ["", "inherited", "function"])
+def test_a_loss_is_refused_by_the_batch_that_shows_that_it_weighs_examples(losses: str) -> None:
     weights = torch.ones(10)
     weights[BATCH - 1] = 10.0
 
@@ -216,7 +218,7 @@ def test_a_loss_is_refused_by_the_batch_that_shows_that_it_weighs_examples(inher
     torch.manual_seed(0)
     inputs, targets = torch.rand(BATCH, 1, 3, 4), torch.arange(BATCH)
     parts = (slice(0, 3), slice(3, BATCH))
-    given: Any = {"loss": loss, "has_example_losses": inherits}
+    given: Any = {"loss": loss, "losses": losses}
     step(FlatModel(Twice(), CPU, False), inputs, targets % 3, *parts, **given)
     with pytest.raises(ConfigError, match="is not the mean of its examples' losses"):
         step(FlatModel(Twice(), CPU, False), inputs, targets, *parts, **given)
