@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pfl_bench.client.batched.auto_slots import automatic_slots
+from pfl_bench.client.batched.program import LayerProgram
 from pfl_bench.client.engines import sequential, vectorized
 from pfl_bench.client.engines.sequential import SequentialEngine
 from pfl_bench.client.engines.vectorized import VectorizedEngine
@@ -308,7 +309,16 @@ def test_a_loss_that_is_no_mean_of_examples_is_refused(monkeypatch: pytest.Monke
         list(both.vectorized.train(np.array(users), 1, both.central))
 
 
-def test_out_of_memory_halves_the_slots_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+FULL = (
+    torch.OutOfMemoryError("as on a GPU"),
+    RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes."),
+)
+
+
+@pytest.mark.parametrize("error", FULL)
+def test_out_of_memory_halves_the_slots_and_goes_on(
+    error: RuntimeError, monkeypatch: pytest.MonkeyPatch
+) -> None:
     both, users = on_ragged(perceptron(dropout=0.4), LOCAL, slots=5)
     central = both.central
     theirs = trained(both.sequential, users, central)
@@ -317,7 +327,7 @@ def test_out_of_memory_halves_the_slots_and_goes_on(monkeypatch: pytest.MonkeyPa
     def full(self: VectorizedEngine, clients: Any) -> None:
         if len(clients) > 2 and len(failed) < 4 and clients[0].steps > 1:
             failed.append(len(clients))
-            raise torch.OutOfMemoryError("as on a GPU")
+            raise error
         step(self, clients)
 
     monkeypatch.setattr(VectorizedEngine, "_step", full)
@@ -341,14 +351,20 @@ def test_a_private_run_keeps_its_slots_or_ends(
         run(make_config("private_federated", **slots), tmp_path / "run")
 
 
-def test_one_slot_that_has_no_memory_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", FULL)
+@pytest.mark.parametrize(
+    ("owner", "method"), [(VectorizedEngine, "_step"), (LayerProgram, "outputs")]
+)
+def test_one_slot_that_has_no_memory_is_an_error(
+    owner: type, method: str, error: RuntimeError, monkeypatch: pytest.MonkeyPatch
+) -> None:
     both, users = on_ragged(perceptron(), LOCAL, slots=1)
 
     def full(*_: Any) -> None:
-        raise torch.OutOfMemoryError("as on a GPU")
+        raise error
 
-    monkeypatch.setattr(VectorizedEngine, "_step", full)
-    with pytest.raises(torch.OutOfMemoryError):
+    monkeypatch.setattr(owner, method, full)
+    with pytest.raises(type(error), match=str(error)[:19]):
         list(both.vectorized.train(np.array(users), 1, both.central))
 
 

@@ -17,7 +17,7 @@ from pfl_bench.client.batched.slot_weights import SlotWeights
 from pfl_bench.client.batched.step_context import StepContext
 from pfl_bench.client.flat_model import FlatModel
 from pfl_bench.client.forward import Forward, have_same_gradients
-from pfl_bench.types import ConfigError
+from pfl_bench.types import ConfigError, is_out_of_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +199,7 @@ def check(
         _check_outputs(program, model, forward, vectors, batch)
         _check_draws(program, model, batch)
     except (RuntimeError, ValueError, NotImplementedError) as error:  # what torch.func refuses by
-        if isinstance(error, ConfigError | torch.OutOfMemoryError):
+        if isinstance(error, ConfigError) or is_out_of_memory(error):
             raise
         reason = " ".join(str(error).split())[:300]
         why = unsupported(model)

@@ -28,7 +28,14 @@ from pfl_bench.client.forward import Forward
 from pfl_bench.client.prefetch import read_users
 from pfl_bench.config.training import Strict
 from pfl_bench.rng import Purpose, stream, torch_seed
-from pfl_bench.types import ConfigError, Examples, FederatedSplit, LocalResult, LocalTraining
+from pfl_bench.types import (
+    ConfigError,
+    Examples,
+    FederatedSplit,
+    LocalResult,
+    LocalTraining,
+    is_out_of_memory,
+)
 
 
 class Options(Strict):
@@ -128,8 +135,8 @@ class VectorizedEngine:
                 for result in self._train_slots(list(left), round_index, central):
                     del left[result.user]
                     yield result
-            except torch.OutOfMemoryError:
-                if self._slots == 1:
+            except RuntimeError as error:
+                if self._slots == 1 or not is_out_of_memory(error):
                     raise
                 if self._options.keeps_slots:
                     raise ConfigError(
