@@ -212,6 +212,8 @@ def sound_run(setting: str, changes: dict[str, Any], work: Path) -> Sound | None
         return None
     record, lines = made
     again = in_fork(work / "other", make, setting, changes, work / "run")
+    if again is None:
+        raise AssertionError(f"a second run of {setting} with {changes} has failed")
     return Sound(setting, changes, record, frozenset(others(record, again)), lines)
 
 
