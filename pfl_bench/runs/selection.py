@@ -141,6 +141,11 @@ def _check_held_out(sweep: LoadedSweep, plans: Sequence[Mapping[str, Any]]) -> N
             "be covered for any user; use data that are split by user (for digits: "
             "task.split_by=user)"
         )
+    if sweep.metric.startswith("train/"):
+        raise ConfigError(
+            f"{sweep.path}: {sweep.metric} is computed from the training data without noise, so "
+            "that choosing by it would not be covered; take a metric of val"
+        )
 
 
 def _price(

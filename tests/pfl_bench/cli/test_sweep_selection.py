@@ -287,6 +287,12 @@ def test_noise_that_is_fitted_to_rounds_is_accounted_by_those_of_the_grid(
         ("private_federated", {"selection": {"distribution": "binomial"}}, [], "selection"),
         ("private_federated", {"selection": {"distribution": "poisson"}}, [], "give mean"),
         ("private_federated", {}, ["task.split_by=example"], "training users' own examples"),
+        (
+            "private_federated",
+            {"metric": "train/accuracy"},
+            ["evaluation.splits=[val, train]"],
+            "train/accuracy is computed from the training data without noise",
+        ),
         ("private_federated", {}, ["--only", "1"], "--only belongs to"),
         (
             "private_federated",
