@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar, cast
 
 import torch
@@ -86,10 +86,30 @@ class FlatModel:
         """Copies of the module's buffers, such as running statistics, by name, in their shapes."""
         return {name: buffer.clone() for name, buffer in self.module.named_buffers()}
 
-    def moved_buffer(self, before: dict[str, Tensor]) -> str | None:
-        """Name of a buffer that differs from what ``buffers`` gave, in its shape; None for none."""
-        named = self.module.named_buffers()
-        return next((name for name, buffer in named if not torch.equal(buffer, before[name])), None)
+    def fixed(self) -> dict[str, Tensor]:
+        """Copies of all that training has to leave as it is, in their shapes, by what it is.
+
+        That is "buffer 'NAME'" or "frozen parameter 'NAME'".
+        """
+        return {name: value.clone() for name, value in self._fixed()}
+
+    def moved(self, before: dict[str, Tensor]) -> str | None:
+        """The first that differs from what ``fixed`` gave, by what it is; None for none."""
+        return next(
+            (name for name, value in self._fixed() if not is_same(value, before[name])), None
+        )
+
+    def load_fixed(self, fixed: dict[str, Tensor]) -> None:
+        """Restore what ``fixed`` gave."""
+        for name, value in self._fixed():
+            value.copy_(fixed[name])
+
+    def _fixed(self) -> Iterator[tuple[str, Tensor]]:
+        for name, buffer in self.module.named_buffers():
+            yield f"buffer '{name}'", buffer
+        for name, parameter in self.module.named_parameters():
+            if not parameter.requires_grad:
+                yield f"frozen parameter '{name}'", parameter.detach()
 
     def load_buffers(self, buffers: dict[str, Tensor]) -> None:
         """Restore what ``buffers`` gave, in the same shapes; all of them must be there."""
@@ -100,6 +120,13 @@ class FlatModel:
     def device(self) -> torch.device:
         """Device of the model."""
         return self.vector.device
+
+
+def is_same(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors of one shape have the same elements; a NaN is the same as a NaN."""
+    if torch.equal(one, other):
+        return True
+    return bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
 def clip_each(gradients: Sequence[Gradient], bound: float) -> tuple[Gradient, ...]:
@@ -215,6 +242,24 @@ def _digest(module: nn.Module) -> str:
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return f"sha256:{digest.hexdigest()}"
+
+
+def check_weights(module: nn.Module) -> None:
+    """Refuse a private run's model with layers that write to their weights as they read them.
+
+    PyTorch's embeddings with ``max_norm`` shrink the rows that a batch looks up, whatever it is
+    read for: who has the released weights sees which rows these were.
+
+    Raises:
+        UserInputError: There is such a layer.
+    """
+    for name, part in module.named_modules():
+        if getattr(part, "max_norm", None) is not None:
+            raise UserInputError(
+                f"model: layer {name} has max_norm, by which it writes to the weights of the rows "
+                "that are looked up: they would be released neither clipped nor noised; leave "
+                "max_norm out"
+            )
 
 
 def batchnorm_layers(module: nn.Module) -> tuple[str, ...]:

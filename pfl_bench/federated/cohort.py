@@ -101,7 +101,7 @@ class CohortTraining:
         self._model = parts.model
         self._engine = engine
         self._options = parts.options
-        self._buffers = parts.model.buffers()
+        self._fixed = parts.model.fixed()
         self._personal: PersonalTraining | None = None
         if parts.algorithm.personal_training is not None:
             from pfl_bench.federated.personal import PersonalTraining
@@ -221,14 +221,14 @@ class CohortTraining:
         return upload
 
     def _check_buffers(self) -> None:
-        """Refuse a model whose buffers training moves: no update carries them, no clip bounds them.
+        """Refuse a model whose buffers or frozen weights training moves: no update carries them.
 
         Nothing of the round has been released when this is called.
         """
-        name = self._model.moved_buffer(self._buffers)
-        if name is not None:
+        moved = self._model.moved(self._fixed)
+        if moved is not None:
             raise ConfigError(
-                f"model: training changed its buffer '{name}', which would leave the clients "
+                f"model: training changed its {moved}, which would leave the clients "
                 "outside the update, neither averaged nor protected; use layers without "
                 "running statistics, such as GroupNorm"
             )

@@ -12,7 +12,7 @@ import torch
 from pfl_bench import plugins
 from pfl_bench.client import precision
 from pfl_bench.client.costs import BYTES_PER_PARAMETER
-from pfl_bench.client.flat_model import FlatModel, mixing_layer
+from pfl_bench.client.flat_model import FlatModel, check_weights, mixing_layer
 from pfl_bench.client.forward import Forward
 from pfl_bench.client.optimizers import rate_factor
 from pfl_bench.config.loading import ResolvedConfig
@@ -61,6 +61,8 @@ def build_model(resolved: ResolvedConfig, task: Task, device: torch.device) -> F
             "releases: set privacy.statistics (noise_multiplier, mean_clip_norm, "
             "square_clip_norm) of central training, or choose model.groups=27"
         )
+    if resolved.config.setting in ("private_federated", "central_dp"):
+        check_weights(module)
     if privacy and resolved.config.central is not None:
         _check_apart(module, task)
     return FlatModel(module, device, resolved.config.channels_last)

@@ -11,7 +11,7 @@ from typing import Any
 
 from pfl_bench import plugins
 from pfl_bench.client import precision
-from pfl_bench.client.costs import StepFlops, measure_step
+from pfl_bench.client.costs import StepFlops, measure_step, untouched
 from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.config.sections import EvaluationOptions
 from pfl_bench.evaluation.evaluator import Evaluator, families_of
@@ -94,7 +94,8 @@ def prepare(
     train = parts.task.split("train")
     step = _first_step(parts, train)
     directions = MetricDirections.of(families_of(parts.task, config))
-    start = initial_loss(parts.forward, train)
+    with untouched(parts.model):
+        start = initial_loss(parts.forward, train)
     if config.federated is not None:
         # From here on "auto" is resolved.
         processes = None if group is None else group.size

@@ -147,7 +147,7 @@ class CentralTrainer(Trainer):
         seed_torch(self._seed, Purpose.CENTRAL_MODEL, self._model.device, index)
         self._model.module.train()
         loss_sum = new_loss_sum(self._model.device)
-        buffers = {} if self.plan is None else self._model.buffers()
+        fixed = {} if self.plan is None else self._model.fixed()
         seen, lost, rate = 0, 0, 0.0
         batches = self._shuffled(rng)
         if self.plan is not None:
@@ -175,9 +175,9 @@ class CentralTrainer(Trainer):
         if seen:
             scalars["train/loss"] = float(loss_sum) / seen
         if self.plan is not None:
-            if moved := self._model.moved_buffer(buffers):
+            if moved := self._model.moved(fixed):
                 raise ConfigError(
-                    f"model: training changed its buffer '{moved}', which is released with the "
+                    f"model: training changed its {moved}, which is released with the "
                     "model, but neither clipped nor noised; use layers without running statistics"
                 )
             scalars["train/num_nonfinite"] = float(lost)

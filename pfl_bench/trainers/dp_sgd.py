@@ -14,7 +14,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from pfl_bench.client.flat_model import FlatModel
+from pfl_bench.client.flat_model import FlatModel, is_same
 from pfl_bench.client.forward import Forward, is_mean_of_singles
 from pfl_bench.client.machine import keep_freed_memory
 from pfl_bench.client.optimizers import optimizer_form
@@ -86,6 +86,7 @@ class PrivateSteps:
         self._optimizer.zero_grad(set_to_none=True)
         if micro_batch.size:
             inputs, targets, draws = micro_batch.to(device)
+            before = self._model.vector.clone()
             outputs = self._outputs(self._forward.prepare(inputs, draws))
             loss = self._task.loss(outputs, targets)
             if micro_batch.size > 1 and not (self._checked and self._has_example_losses):
@@ -100,6 +101,12 @@ class PrivateSteps:
                     raise _unfit(error) from error
             loss_sum += loss.detach() * micro_batch.size
             self._check_gradients()
+            if not is_same(self._model.vector, before):
+                raise ConfigError(
+                    "model: a pass over examples changed its trained weights by itself, which "
+                    "would be released neither clipped nor noised; keep what the model learns to "
+                    "the gradients of its loss"
+                )
         else:
             for parameter in self._model.parameters:
                 cast("Any", parameter).grad_sample = parameter.new_zeros((0, *parameter.shape))

@@ -8,6 +8,7 @@ import math
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,14 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 import pfl_bench
 from pfl_bench.client.flat_model import mixing_layer
 from pfl_bench.data.code_digest import code_digest
+from pfl_bench.federated.parts import build_run
+from pfl_bench.runs.preparing import prepare
 from pfl_bench.types import UserInputError
 from privacy.errors import PlanError
 from tests.helpers import REPOSITORY
@@ -69,6 +73,37 @@ class Gathering(nn.Module):
         if self.training:
             self.seen += inputs.detach().sum(0)
         return inputs
+
+
+class Following(nn.Module):
+    """Has frozen weights follow what it sees in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.middle = nn.Parameter(torch.zeros(8), requires_grad=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.training:
+            self.middle.data.lerp_(inputs.detach().mean(0), 0.5)
+        return inputs + self.middle
+
+
+class Words(nn.Module):
+    """Looks up rows of an embedding by the signs of inputs, and may shrink those that it reads."""
+
+    def __init__(self, max_norm: float | None = None, by_itself: bool = False) -> None:
+        super().__init__()
+        self.rows = nn.Embedding(2, 8, max_norm=max_norm)
+        self.by_itself = by_itself
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        words = (inputs > 0).long()
+        if self.by_itself:
+            with torch.no_grad():
+                functional.embedding(words, self.rows.weight, max_norm=0.1)
+        outputs: Tensor = self.head(self.rows(words).mean(1))
+        return outputs
 
 
 def users(count: int, prefix: str, seed: int = 0) -> dict[str, Any]:
@@ -213,6 +248,45 @@ def test_datasets_and_users_with_further_examples_are_read() -> None:
     read = task.split("train").read_range(6, 12)
     assert torch.equal(read.inputs, dataset(1).tensors[0].float())
     assert pfl_bench.load_row("demo/federated", task=task).config.evaluation.splits == []
+
+
+@pytest.mark.parametrize("row", ["demo/private_federated", "demo/central_dp"])
+def test_weights_that_a_private_model_writes_by_itself_are_refused(
+    row: str, tmp_path: Path
+) -> None:
+    """They would be released as they are: no gradient has them, so nothing clips or noises them."""
+
+    def run(out: str, model: Any) -> Any:
+        sequential = {"federated__engine": "sequential"}
+        settings = PRIVATE | sequential if "federated" in row else EXAMPLES
+        task = pfl_bench.in_memory_task("coins", users(24, "u"), model=model)
+        plain = {"evaluation__splits": [], "evaluation__final_splits": ["train"]}
+        loaded = pfl_bench.load_row(row, task=task, **settings | plain)
+        return pfl_bench.run_row(loaded, tmp_path / out)
+
+    with pytest.raises(UserInputError, match=r"changed its frozen parameter 'layers\.1\.middle'"):
+        run("frozen", lambda: Net(Following()))
+    with pytest.raises(UserInputError, match="layer rows has max_norm"):
+        run("rows", lambda: Words(1.0))
+    run("whole", lambda: Words())
+
+
+def test_no_pass_over_examples_moves_what_dp_sgd_trains(tmp_path: Path) -> None:
+    task = task_of(lambda: Words(by_itself=True))
+    with pytest.raises(UserInputError, match="changed its trained weights by itself"):
+        pfl_bench.run_row(
+            pfl_bench.load_row("demo/central_dp", task=task, **EXAMPLES), out=tmp_path
+        )
+
+
+def test_a_run_begins_with_the_weights_that_its_model_was_made_with() -> None:
+    """Looking at the loss of training users' examples moves nothing, whatever the model does."""
+    row = private(task_of(lambda: Words(by_itself=True)))
+    parts = build_run(row)
+    before = parts.model.vector.clone()
+    with ExitStack() as stack:
+        prepared = prepare(row, Path("unused"), None, stack, print, parts)
+        assert torch.equal(prepared.trainer.state_dict()["central"], before)
 
 
 def test_layers_that_mix_examples_are_refused(tmp_path: Path) -> None:
