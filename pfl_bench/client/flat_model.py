@@ -94,13 +94,13 @@ class FlatModel:
         return {name: value.clone() for name, value in self._fixed()}
 
     def moved(self, before: dict[str, Tensor]) -> str | None:
-        """The first that differs from what ``fixed`` gave, by what it is; None for none."""
+        """The first that differs from what ``fixed`` gave, in its shape; None for none."""
         return next(
             (name for name, value in self._fixed() if not is_same(value, before[name])), None
         )
 
     def load_fixed(self, fixed: dict[str, Tensor]) -> None:
-        """Restore what ``fixed`` gave."""
+        """Restore what ``fixed`` gave, in the same shapes."""
         for name, value in self._fixed():
             value.copy_(fixed[name])
 
