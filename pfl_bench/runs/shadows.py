@@ -114,9 +114,11 @@ def read_users(plans: Sequence[Plan]) -> ShadowUsers:
 
 
 def released_model(folder: Path) -> tuple[torch.Tensor, dict[str, Any] | None]:
-    """The released parameters, shape (P,), of a finished run; and the buffers of a chosen model.
+    """The released parameters, shape (P,), of a finished run; and its buffers.
 
-    RunFolderError if there is no checkpoint, or it is damaged.
+    None for the buffers of federated training, which leaves them as they began.
+
+    RunFolderError if there is no checkpoint, it is damaged, or it is of clients' own models.
     """
     state = load_latest(folder / "checkpoints")
     if state is None:
@@ -127,8 +129,14 @@ def released_model(folder: Path) -> tuple[torch.Tensor, dict[str, Any] | None]:
     best = state.get("best")
     if best is not None:
         return best["vector"], best["buffers"]
-    central: torch.Tensor = state["trainer"]["central"]
-    return central, None
+    trained = state["trainer"]
+    if "central" not in trained:
+        raise RunFolderError(
+            f"{folder}: each client has a model of its own, so there is no model of all to read; "
+            "the metrics are in summary.json"
+        )
+    # Central training moves running statistics, and private statistics are released into them.
+    return trained["central"], trained.get("buffers")
 
 
 def _kept(folder: Path, digest: str) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:

@@ -51,6 +51,13 @@ def test_the_state_dict_is_the_evaluated_model_s(tmp_path: Path) -> None:
     module.load_state_dict(state)
 
 
+def test_a_run_of_clients_own_models_has_no_model_of_all(tmp_path: Path) -> None:
+    changes = {"local__num_epochs": 1, "local__num_clients": 2, "local__learning_rates": [0.1]}
+    result = pfl_bench.run_row(pfl_bench.load_row("leaf/quick/local.yaml", **changes), tmp_path)
+    with pytest.raises(RunFolderError, match="each client has a model of its own"):
+        result.model()
+
+
 def test_overrides_are_values_not_texts() -> None:
     row = pfl_bench.load_row(
         "demo/federated.yaml",

@@ -179,6 +179,23 @@ def test_what_a_model_gathers_in_its_buffers_is_refused_under_dp_sgd(tmp_path: P
         pfl_bench.run_row(row, tmp_path / "dp")
 
 
+@pytest.mark.parametrize("selected", [None, "val/loss"])
+def test_the_model_of_a_central_run_has_the_statistics_that_it_was_tested_with(
+    tmp_path: Path, selected: str | None
+) -> None:
+    task = task_of(lambda: Net(nn.BatchNorm1d(8)))
+    changes: dict[str, Any] = {**EXAMPLES, "evaluation__select_best": selected}
+    result = pfl_bench.run_row(pfl_bench.load_row("demo/central", task=task, **changes), tmp_path)
+    inputs, targets = (
+        np.concatenate(part) for part in zip(*users(4, "t", 2).values(), strict=True)
+    )
+    with torch.no_grad():
+        outputs = result.model()(torch.from_numpy(inputs).float())
+    loss = nn.functional.cross_entropy(outputs, torch.from_numpy(targets))
+    assert float(loss) == pytest.approx(result.metrics["test/loss"], rel=1e-5)
+    assert int(result.state_dict()["layers.1.num_batches_tracked"]) > 0
+
+
 def test_central_and_example_level_rows_train_and_a_trainer_takes_the_task(tmp_path: Path) -> None:
     task = task_of()
     row = pfl_bench.load_row("demo/central", task=task, central__num_epochs=2)
