@@ -82,6 +82,10 @@ def _compare_lengths(evidence: Evidence, found: Finding) -> int:
     seen = np.isfinite(release) & np.isfinite(expected)
     wrong = seen & ~(np.abs(release - expected) <= _OF_LENGTH * squares)
     found.where("the release is not as long as sum and noise make it", wrong)
+    # Of the unit vector along the sum: no product is beyond the length of the noise itself.
+    most = np.sqrt(evidence["noise.sum_squares"]) * (1.0 + _OF_LENGTH)
+    beyond = seen & (np.abs(evidence["noise.dot_sum"]) > most)
+    found.where("the noise is longer along the sum than it is", beyond)
     return int(seen.sum())
 
 

@@ -3,8 +3,8 @@
 Guarantee: on a run that does what it claims, the only differences are of rounding, and what they
 may come to is stated. Let R be ``ROUNDING`` of the run's precision times the rounds since the
 parameters were last known bit for bit, n the contributions, S the largest of |sum| and root n times
-the largest contribution, s the noise's standard deviation and e what a ledger's line states of the
-rounding of its noise.
+the largest contribution, s the noise's standard deviation and e the rounding of the noise, in s, as
+it follows from the release's length. Nothing that a ledger's line states widens what is allowed.
 
 - The noise, in standard deviations: its head, its sixteen segments, which have every element, its
   sum and sum of squares each within 64 e (times the root of P for the last two). Drift of the
@@ -205,7 +205,7 @@ def _near(line: Json, made: Round, allowed: Allowed) -> float:
     """A."""
     relative = allowed.each * allowed.rounds
     near = relative * _scale(made) + allowed.relative * made.follows * made.stddev + allowed.total
-    near += 8.0 * rounding_of(line) * made.stddev * math.sqrt(len(made.total))
+    near += 8.0 * rounding_of(made) * made.stddev * math.sqrt(len(made.total))
     return near + 8.0 * ULP * float((made.total + made.noise).norm())
 
 

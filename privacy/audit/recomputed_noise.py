@@ -31,7 +31,7 @@ def noise_problems(line: Mapping[str, Any], made: Round, relative: float) -> Ite
     if not isinstance(record, Mapping) or not stddev > 0.0:
         return
     unit = made.noise.numpy() / stddev
-    count, near = len(unit), 64.0 * rounding_of(line) + made.follows * relative
+    count, near = len(unit), 64.0 * rounding_of(made) + made.follows * relative
     for key, (expected, allowed) in sums_of(unit, near).items():
         found = np.atleast_1d(np.array(record.get(key), dtype=np.float64))
         same = found.shape == expected.shape
@@ -79,11 +79,11 @@ def report_problems(line: Mapping[str, Any], made: Round, near: float) -> Iterat
         )
 
 
-def rounding_of(line: Mapping[str, Any]) -> float:
-    """e: what a line states, which follows from the release's length, and float32's own."""
-    record = line.get("noise")
-    stated = record.get("rounding") if isinstance(record, Mapping) else None
-    return ULP + (float(stated) if isinstance(stated, float) else 0.0)
+def rounding_of(made: Round) -> float:
+    """e: float32's own, and what the release's length makes of it; nothing that a line states."""
+    length, count = float((made.total + made.noise).norm()), len(made.total)
+    known = made.stddev > 0.0
+    return ULP * (1.0 + (length * math.sqrt(3.0 / count) / made.stddev if known else 0.0))
 
 
 def recorded_number(
