@@ -67,9 +67,9 @@ class DataAtHand:
     num_parameters: int | None = None  # trainable parameters of the model
     batchnorm_layers: tuple[str, ...] | None = None  # its layers that gather running statistics
     why_absent: str = "the data were not opened"  # why something is None
-    # Digest of the parameters that the model is built with; None where it was built with others
-    # than the run's, or not at all.
-    initial_sha256: str | None = None
+    # The parameters that the model is built with, as ``central_state`` records them; None where it
+    # was built with others than the run's, or not at all.
+    initial: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +83,9 @@ class Saved:
     digest: str | None = None
     # The model that it holds, as ``central_state`` records it; None where it has none.
     central: Mapping[str, Any] | None = None
-    # The model that it keeps as the best so far: its round, and SHA-256; None where it keeps none.
-    best: tuple[int, str] | None = None
+    # The model that it keeps as the best so far: its round, and itself as ``central_state`` records
+    # it; None where it keeps none.
+    best: tuple[int, Mapping[str, Any]] | None = None
 
 
 @dataclass(frozen=True, slots=True)

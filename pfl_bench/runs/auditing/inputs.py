@@ -40,7 +40,6 @@ from privacy.audit.inputs import (
     Saved,
     SeedRecord,
 )
-from privacy.plan.plan import tensor_digest
 from privacy.recording.central_record import Sketcher, central_state
 
 METRICS_FILE = "metrics.jsonl"
@@ -111,19 +110,22 @@ def _read_saved(path: Path, state: Mapping[str, Any]) -> tuple[Saved, int | None
         trainer = state["trainer"]
         # A federated trainer keeps these with all else of its private rounds.
         private = trainer.get("private") or trainer
-        central = trainer.get("central")
-        held = None
-        if isinstance(central, torch.Tensor) and central.dtype == torch.float32 and central.numel():
-            held = central_state(central)
-        kept = state.get("best")
+        kept = state.get("best") or {}
+        held, best = _held(trainer.get("central")), _held(kept.get("vector"))
         saved = Saved(
             rounds=int(state["step"]),
             mechanism=trainer.get("mechanism"),
             digest=private.get("ledger"),
             central=held,
-            best=None if kept is None else (int(kept["index"]), tensor_digest(kept["vector"])),
+            best=None if best is None else (int(kept["index"]), best),
         )
         return saved, private.get("seed")
+
+
+def _held(vector: Any) -> dict[str, Any] | None:
+    """Digest and sketch of a model that a checkpoint holds; None for what is none."""
+    is_one = isinstance(vector, torch.Tensor) and vector.dtype == torch.float32 and vector.numel()
+    return central_state(vector) if is_one else None
 
 
 def _read_seed(run: OpenedRun, saved: int | None) -> SeedRecord:

@@ -25,7 +25,8 @@ from pfl_bench.trainers.central import make_central_plan
 from pfl_bench.types import Participants, Task, UserInputError
 from privacy.audit.inputs import DataAtHand, Rebuilt
 from privacy.errors import PrivacyError
-from privacy.plan.plan import PrivacyPlan, tensor_digest
+from privacy.plan.plan import PrivacyPlan
+from privacy.recording.central_record import central_state
 from privacy.statement.statement import PrivacyStatement, Status
 
 _CPU = torch.device("cpu")
@@ -116,8 +117,8 @@ def open_run(folder: Path, resolved: ResolvedConfig) -> OpenedRun:
     data = replace(data, num_parameters=model.num_parameters, batchnorm_layers=layers)
     run = OpenedRun(folder, resolved, environment, data, (task, model))
     # A model that is drawn otherwise by this machine or this version is not the run's.
-    digest = tensor_digest(model.vector) if run.is_known_model else None
-    return replace(run, data=replace(data, initial_sha256=digest))
+    initial = central_state(model.vector) if run.is_known_model else None
+    return replace(run, data=replace(data, initial=initial))
 
 
 def initial_model(resolved: ResolvedConfig, task: Task) -> FlatModel:
