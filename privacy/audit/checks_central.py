@@ -174,7 +174,8 @@ def _differs(expected: Array, found: Array, allowed: Array) -> tuple[Bools, Bool
     "summary names.",
 )
 def check_central_chain(evidence: Evidence, inputs: AuditInputs) -> Finding:
-    evidence.need_lines()
+    if inputs.saved is None:
+        evidence.need_lines()
     found, agreeing, digests = Finding(), [], _digests(evidence, inputs)
 
     def hold(number: Any, model: Mapping[str, Any] | None, what: str, other: str) -> None:
@@ -187,7 +188,8 @@ def check_central_chain(evidence: Evidence, inputs: AuditInputs) -> Finding:
     other = "the first round did not begin with the model that is configured"
     hold(0, inputs.data.initial, "the initial model", other)
     saved, summary = inputs.saved, inputs.summary
-    for one in (*inputs.older, *([] if saved is None else [saved])):
+    every = (*inputs.older, *([] if saved is None else [saved]))
+    for one in every:
         where = f"the checkpoint of round {one.rounds}"
         if one.central is not None:
             other = f"{where} holds another model than the ledger has after that round"
@@ -197,14 +199,19 @@ def check_central_chain(evidence: Evidence, inputs: AuditInputs) -> Finding:
             what = f"the model that it keeps as the best, of round {one.best[0]}"
             other = f"the model that {where} keeps as the best is not that of round {one.best[0]}"
             hold(*one.best, what, other)
+            found.add(one.best[0] not in digests, f"{other}: the ledger has no such round")
     has_model = summary is not None and isinstance(summary.get("model_sha256"), str)
     if summary is not None and has_model:
         chosen = summary.get("selected")
         number = chosen if isinstance(chosen, int) else summary.get("rounds")
         other = f"the model that was evaluated is not that of round {number}"
+        kept = {one.rounds for one in every if one.central is not None}
+        is_there = number in kept.union(one.best[0] for one in every if one.best is not None)
         named = {"sha256": summary["model_sha256"]}
         hold(number, named, f"the evaluated model, of round {number}", other)
     text = f"by digest: {', '.join(agreeing) or 'nothing'}"
+    if not found.problems and saved is not None and has_model and not is_there:
+        raise IncompleteError(f"{text}; no checkpoint holds the model that was evaluated")
     if not found.problems and summary is not None and not has_model:
         why = "the summary does not name the model that was evaluated (written by another version)"
         raise IncompleteError(f"{text}; {why}")
@@ -229,6 +236,11 @@ def _is_sketched(evidence: Evidence, number: int, model: Mapping[str, Any]) -> b
 def _digests(evidence: Evidence, inputs: AuditInputs) -> dict[int, str]:
     """Digests of the model after so many rounds; none at all is an ``IncompleteError``."""
     digest, numbers = evidence.digest, range(1, evidence.rounds + 1)
+    if not evidence.rounds:
+        # What was saved before the first round is the initial model.
+        if inputs.data.initial is None:
+            raise IncompleteError("the model that a run without rounds holds is not known here")
+        return {0: str(inputs.data.initial["sha256"])}
     if inputs.configured.unit == "example":
         # A line of DP-SGD has the digest of the model after its epoch.
         return {number: digest("release", number) for number in numbers}

@@ -12,7 +12,6 @@ import copy
 import math
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,7 @@ from pfl_bench.client.optimizers import rate_factor
 from pfl_bench.profiling import one_thread
 from pfl_bench.rng import Purpose, stream, torch_seed
 from pfl_bench.runs.auditing import starts
+from pfl_bench.runs.auditing.kept_models import kept_problems
 from pfl_bench.runs.auditing.opened import OpenedRun
 from pfl_bench.runs.checkpoint import load, steps_saved
 from pfl_bench.types import FederatedSplit
@@ -134,12 +134,14 @@ class _Run:
         self._stopped = ""
         if self._generator is not None:
             self._generator.manual_seed(torch_seed(seed, Purpose.NOISE))
-        self._begin()
         self._found = {name: Comparison() for name in CHECKS}
         # By their epoch: with the first step, the starts among which the time for sums is shared.
         saved = steps_saved(run.folder / "checkpoints")
         self._checkpoints = {e: path for e, path in saved.items() if e * per_epoch < len(steps)}
-        self._compare_buffers(saved)
+        kept = kept_problems(model, self._sketches_after(per_epoch), self._sketch, saved)
+        self._found["recomputation"].problems += kept
+        self._reference.start()
+        self._begin()
         self._share, self._goes_on, self._spent = seconds / (1 + len(self._checkpoints)), True, 0.0
 
     def take(self, index: int) -> None:
@@ -191,11 +193,11 @@ class _Run:
             again += f", from the start and from the checkpoints of epochs {names}"
         if self._stopped:
             again += f" (no further: {self._stopped})"
-        stopped = "" if sums.steps or sums.problems else self._stopped
+        stopped = "" if sums.steps else self._stopped
         rows = (
             (batches, "", f"batches of {batches.steps} {of} drawn anew, by their digests"),
             (noise, self._no_noise, f"noise of {noise.steps} {of} drawn anew"),
-            (sums, self._no_sums or stopped, again),
+            (sums, "" if sums.problems else self._no_sums or stopped, again),
         )
         for (name, claim), (found, reason, text) in zip(CHECKS.items(), rows, strict=True):
             if reason:
@@ -216,22 +218,15 @@ class _Run:
         is_other = self._steps.digest(index) != batch_digest(batch)
         found.add(is_other or recorded != len(batch), f"{self._place}: the batch has {flaw}")
 
-    def _compare_buffers(self, saved: Mapping[int, Path]) -> None:
-        """Compare what checkpoints hold beside parameters: nothing that the steps do moves it."""
-        own = dict(self._model.module.named_buffers())
-        for epoch, path in saved.items():
-            state = load(path)
-            for holder in (state["trainer"], state.get("best") or {}):
-                for name, buffer in holder.get("buffers", {}).items():
-                    known = own.get(name)
-                    same = known is not None and buffer.shape == known.shape
-                    if known is not None and same and known.is_floating_point():
-                        same = torch.allclose(buffer, known, rtol=1e-4, atol=1e-7)
-                    self._found["recomputation"].add(
-                        not same,
-                        f"the checkpoint of epoch {epoch} has another buffer '{name}' than the "
-                        "model (or its released statistics)",
-                    )
+    def _sketches_after(self, per_epoch: int) -> NDArray[np.float64]:
+        """Recorded sketches of the parameters after each epoch; shape (E, 1 + BLOCKS)."""
+        return self._steps.sketches("parameters")[per_epoch - 1 :: per_epoch]
+
+    def _sketch(self) -> NDArray[np.float64]:
+        """Sketch of the parameters that the module has now; shape (1 + BLOCKS,)."""
+        self._reference.start()
+        (own,) = self._sketcher.sketch_flat(self._reference.parameters)
+        return np.asarray(own)
 
     def _compare_noise(self, index: int, noise: Tensor) -> None:
         found = self._found["noise_replay"]

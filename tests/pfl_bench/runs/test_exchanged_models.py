@@ -120,3 +120,67 @@ def test_a_last_step_that_a_stated_rounding_would_hide_fails(
     assert done.verdict == "failed"
     assert {*failed} == {"recomputation", *(() if is_of_length else ("releases",))}
     assert f"round {ROUNDS}: " in failed["recomputation"]
+
+
+def test_an_evaluated_model_that_no_checkpoint_holds_is_incomplete(
+    chosen: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(chosen, tmp_path / "copy"))
+    number = json.loads((folder / "summary.json").read_text())["selected"]
+    for path in steps_saved(folder / "checkpoints").values():
+        change_checkpoint(path, lambda state: state.update(best=None))
+    ledger_edit(lambda lines: lines[number]["central"].update(sha256="1" * 64))(folder)
+    json_edit("summary.json", lambda summary: summary.update(model_sha256="1" * 64))(folder)
+    done, _ = audited(folder)
+    lacking = [check.name for check in done.checks if check.outcome == "incomplete"]
+    assert (done.verdict, lacking) == ("incomplete", ["central_chain"])
+
+
+def test_a_trained_model_of_a_run_without_rounds_fails(last: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(last, tmp_path / "copy"))
+    (folder / "summary.json").unlink()
+    for name in ("ledger.jsonl", "metrics.jsonl"):
+        (folder / name).write_text("")
+    json_edit("privacy.json", lambda statement: statement.update(status="planned"))(folder)
+    *others, newest = steps_saved(folder / "checkpoints").values()
+    for path in others:
+        path.unlink()
+    newest = newest.rename(newest.with_name("step-00000000.pt"))
+
+    def begin(state: dict[str, Any]) -> None:
+        state["step"] = 0
+        state["trainer"]["private"]["ledger"] = "0" * 64
+
+    change_checkpoint(newest, begin)
+    done, failed = audited(folder)
+    assert (done.verdict, {*failed}) == ("failed", {"central_chain"})
+
+
+@pytest.fixture(scope="module")
+def of_examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("of_examples") / "run"
+    changes = {"central__num_epochs": 2, "evaluation__final_splits": []}
+    choosing = {"evaluation__select_best": "val/loss", "evaluation__every": 1}
+    run(make_config("central_dp", **changes, **choosing), folder)
+    return folder
+
+
+def test_a_model_that_steps_of_examples_did_not_end_with_fails(
+    of_examples: Path, tmp_path: Path
+) -> None:
+    assert audited(of_examples)[0].words == "passed: recomputed 76 of 76 steps"
+    folder = Path(shutil.copytree(of_examples, tmp_path / "copy"))
+    newest = steps_saved(folder / "checkpoints")[2]
+    assert load(newest)["best"]["index"] == 2
+    model = moved(load(newest)["trainer"]["central"], 1e-3)
+
+    def exchange(state: dict[str, Any]) -> None:
+        state["trainer"]["central"] = state["best"]["vector"] = model
+
+    change_checkpoint(newest, exchange)
+    digest = tensor_digest(model)
+    ledger_edit(lambda lines: lines[-1].update(release_sha256=digest))(folder)
+    json_edit("summary.json", lambda summary: summary.update(model_sha256=digest))(folder)
+    done, failed = audited(folder)
+    assert (done.verdict, {*failed}) == ("failed", {"recomputation"})
+    assert "holds another model than the steps of epoch 2 end with" in failed["recomputation"]

@@ -1,0 +1,59 @@
+"""Holds what checkpoints of DP-SGD keep, models and buffers, against the record of the steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pfl_bench.client.flat_model import FlatModel
+from pfl_bench.runs.checkpoint import load
+
+# Of a model's norm: its sketch is added up in float64, and written in nine digits.
+_OF_SKETCHES = 1e-7
+
+
+def kept_problems(
+    model: FlatModel,
+    sketches: NDArray[np.float64],
+    sketch: Callable[[], NDArray[np.float64]],
+    saved: Mapping[int, Path],
+) -> Iterator[str]:
+    """Differences of the checkpoints ``saved``, by epoch, from the record, in words.
+
+    The ledger has the ``sketches`` of the parameters after each epoch, shape (E, k), by which the
+    steps are followed, and of which a digest says nothing. ``sketch`` gives that of the parameters
+    that the model has, shape (k,); they are the same afterwards. No step moves buffers.
+    """
+    own, before = dict(model.module.named_buffers()), model.vector.clone()
+    for epoch, path in saved.items():
+        state = load(path)
+        best = state.get("best") or {}
+        for number, holder, key in (
+            (epoch, state["trainer"], "central"),
+            (best.get("index", 0), best, "vector"),
+        ):
+            vector = holder.get(key)
+            if vector is not None and number in range(1, 1 + len(sketches)):
+                model.vector.copy_(vector)
+                now = sketch()
+                near = _OF_SKETCHES * float(np.nan_to_num(now[0]))
+                if not np.allclose(sketches[number - 1], now, 0.0, near, equal_nan=True):
+                    yield (
+                        f"the checkpoint of epoch {epoch} holds another model than the steps of "
+                        f"epoch {number} end with"
+                    )
+            for name, buffer in holder.get("buffers", {}).items():
+                known = own.get(name)
+                same = known is not None and buffer.shape == known.shape
+                if known is not None and same and known.is_floating_point():
+                    same = torch.allclose(buffer, known, rtol=1e-4, atol=1e-7)
+                if not same:
+                    yield (
+                        f"the checkpoint of epoch {epoch} has another buffer '{name}' than the "
+                        "model (or its released statistics)"
+                    )
+    model.vector.copy_(before)
