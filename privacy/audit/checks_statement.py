@@ -23,7 +23,7 @@ _WORDED = ("not_covered", "notes", "mechanism_description")
 _CAVEATS = (
     "test metrics", "model selection", "hyperparameter tuning", "names of clients",
     "data preparation", "settings taken from the data", "training began with", "diagnostics",
-    "seeded",
+    "seeded", "training split", "how many users",
 )  # fmt: skip
 
 

@@ -21,12 +21,16 @@ from privacy.sampling_scheme import scheme_type
 Status = Literal["planned", "final"]
 
 NOT_COVERED: tuple[str, ...] = (
-    "Validation and test metrics, which are computed from users' data without noise.",
+    "Validation and test metrics, and those of the training split where it is evaluated: they are "
+    "computed from users' data without noise.",
     "Model selection: choosing a round or a run by such metrics.",
     "Hyperparameter tuning: other runs on the same data, each of which spends its own epsilon.",
     "Names of clients in the run's log, where an update was not finite.",
     "Data preparation: vocabularies, filters, label lists, normalisation and settings taken from "
     "the data, such as a clipping bound set to the median norm of training users' updates.",
+    "How many users (under DP-SGD: examples) there are, which the statement names: probabilities, "
+    "delta, calibrated noise and DP-SGD's number of steps follow from it, and data sets with one "
+    "more or less are compared at the same ones.",
     "Weights that the training began with, where they were learned from the same data.",
     "The run's own diagnostics, such as realised cohort sizes, norms before noise and training "
     "losses, which a deployment would not publish.",
