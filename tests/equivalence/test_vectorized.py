@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch.nn import functional
 
 from pfl_bench.client.batched.auto_slots import automatic_slots
 from pfl_bench.client.batched.program import LayerProgram
+from pfl_bench.client.batched.slot_weights import SlotWeights
 from pfl_bench.client.engines import sequential, vectorized
 from pfl_bench.client.engines.sequential import SequentialEngine
 from pfl_bench.client.engines.vectorized import VectorizedEngine
@@ -323,14 +325,22 @@ def test_out_of_memory_halves_the_slots_and_goes_on(
     central = both.central
     theirs = trained(both.sequential, users, central)
     step, failed = VectorizedEngine._step, list[int]()
+    before = list[weakref.ref[SlotWeights]]()
 
     def full(self: VectorizedEngine, clients: Any) -> None:
         if len(clients) > 2 and len(failed) < 4 and clients[0].steps > 1:
             failed.append(len(clients))
-            raise error
+            assert self._weights is not None
+            before.append(weakref.ref(self._weights))
+            raise type(error)(*error.args)  # ``error`` stays, and would keep what is in memory
         step(self, clients)
 
+    def allocate(model: FlatModel, slots: int) -> SlotWeights:
+        assert not any(weights() for weights in before), "the memory of those before is not free"
+        return SlotWeights(model, slots)
+
     monkeypatch.setattr(VectorizedEngine, "_step", full)
+    monkeypatch.setattr("pfl_bench.client.engines.vectorized.SlotWeights", allocate)
     ours = trained(both.vectorized, users, central)
     assert failed == [5]
     assert any("2 slots" in text for text in both.said)

@@ -19,7 +19,13 @@ from torch import Tensor
 from pfl_bench.client.batched.auto_slots import slots_of
 from pfl_bench.client.batched.gradients import descend
 from pfl_bench.client.batched.graphs import StepGraphs
-from pfl_bench.client.batched.program import StepBatch, build_program, check, unsupported
+from pfl_bench.client.batched.program import (
+    Program,
+    StepBatch,
+    build_program,
+    check,
+    unsupported,
+)
 from pfl_bench.client.batched.slot_masks import SlotMasks
 from pfl_bench.client.batched.slot_weights import SlotWeights
 from pfl_bench.client.batches import Batch, local_batches, num_used
@@ -115,6 +121,7 @@ class VectorizedEngine:
             self._central = torch.empty_like(model.vector)
         self._weights: SlotWeights | None = None
         self._velocity: SlotWeights | None = None
+        self._program: Program | None = None
         self._is_checked = False
         reason = unsupported(model)
         if reason is not None:
@@ -150,7 +157,7 @@ class VectorizedEngine:
                 return
             # Behind the handler, which keeps what was in memory. Clients that were in a slot begin
             # anew: their draws are the same, and nothing of them was given out.
-            self._weights = self._velocity = self._graphs = None
+            self._weights = self._velocity = self._program = self._graphs = None
             if self._model.device.type == "cuda":
                 torch.cuda.empty_cache()
             self._notice(
@@ -243,6 +250,7 @@ class VectorizedEngine:
     def _step(self, clients: Sequence[_Client]) -> None:
         """Take a step in each slot, and look up its next batch."""
         assert self._weights is not None
+        assert self._program is not None
         exact = slots, rows = len(clients), max(client.size for client in clients)
         if self._repeats_shapes:
             slots = min(_power_of_two(slots), self._slots)
@@ -266,6 +274,7 @@ class VectorizedEngine:
     def _take(self, batch: StepBatch) -> None:
         """Take the step of a batch; see ``StepGraphs`` for what must stay as it is."""
         assert self._weights is not None
+        assert self._program is not None
         slots = len(batch.sizes)
         losses, gradients = self._program.step(batch, self._masks)
         velocity = None if self._velocity is None else self._velocity.active(slots)
