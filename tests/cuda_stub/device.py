@@ -75,6 +75,9 @@ class StubGraph:
         """End the recording."""
         self.device.recording = None
         torch._C._cuda_endAllocateToPool(0, self._pool)
+        if self.device.waited:
+            self.device.waited = False
+            raise RuntimeError("operation failed due to a previous error during capture")
 
     def replay(self) -> None:
         """Compute what was recorded, in the same memory: one launch."""
@@ -100,6 +103,7 @@ class StubDevice(TorchDispatchMode):
         waits_at: Waits by line of the library, and by operation.
         float16: Operations whose result has float16, by name.
         recording: What a graph that is being captured has so far.
+        waited: Whether the host waited meanwhile, so that the graph cannot be had.
     """
 
     def __init__(self) -> None:
@@ -111,6 +115,7 @@ class StubDevice(TorchDispatchMode):
         self.waits_at: Counter[str] = Counter()
         self.float16: Counter[str] = Counter()
         self.recording: list[_Call] | None = None
+        self.waited = False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
@@ -130,6 +135,7 @@ class StubDevice(TorchDispatchMode):
         )
         is_asked = not (by_mask or packet in _WAITS or packet in _NOT_ASKED)
         if self.recording is not None and (by_mask or packet in _WAITS):
+            self.waited = True
             raise RuntimeError("operation not permitted when stream is capturing")
         found = None
         if is_asked:

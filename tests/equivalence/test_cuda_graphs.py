@@ -88,10 +88,17 @@ def test_a_step_that_waits_for_the_device_stays_eager(
         take(engine, batch)
         float(batch.shares.sum())
 
+    def end(recording: Any, *raised: Any) -> None:
+        """As in PyTorch before 2.15."""
+        recording.cuda_graph.capture_end()
+        recording.stream_ctx.__exit__(*raised)
+
     monkeypatch.setattr(VectorizedEngine, "_take", waiting)
+    monkeypatch.setattr(torch.cuda.graph, "__exit__", end)
     assert_same(rounds(*engine_of(stores, notices)), expected)
     assert len(notices) == 1
     assert "CUDA graphs" in notices[0]
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
 
 
 def test_a_client_has_the_same_masks_whoever_trains_beside_it(stores: Stores) -> None:

@@ -67,9 +67,13 @@ class StepGraphs:
         held = StepBatch(inputs, targets, draws, shares, batch.sizes)
         recorded = _Recorded(torch.cuda.CUDAGraph(), held)
         try:
-            # Threads that read ahead may allocate meanwhile.
-            with torch.cuda.graph(
-                recorded.graph, pool=self._pool, capture_error_mode="thread_local"
+            # Threads that read ahead may allocate meanwhile. Where a recording fails, PyTorch left
+            # its stream as the current one (2.15 does not), which would not wait for their work.
+            with (
+                torch.cuda.stream(torch.cuda.current_stream()),
+                torch.cuda.graph(
+                    recorded.graph, pool=self._pool, capture_error_mode="thread_local"
+                ),
             ):
                 take(held)
         except RuntimeError as error:
