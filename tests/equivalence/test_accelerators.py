@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -19,6 +19,8 @@ from pfl_bench.federated.parts import build_forward, build_model, build_task
 from pfl_bench.files import read_metrics
 from pfl_bench.metrics.multilabel import MultiLabel
 from pfl_bench.metrics.next_token import NextToken
+from pfl_bench.runs.auditing.opened import OpenedRun
+from pfl_bench.runs.auditing.starts import noise_generator
 from pfl_bench.runs.runner import run
 from tests.emulated_mps import MPS, emulated_mps
 from tests.helpers import REPOSITORY, make_config
@@ -178,3 +180,26 @@ def test_cuda_settings_leave_nothing_that_raises_when_it_is_read(
         assert torch.backends.cudnn.allow_tf32 is (arithmetic == "tf32")
     finally:
         torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = kept
+
+
+@pytest.mark.parametrize(
+    ("drawn_by", "is_here"),
+    [
+        ({"device": "cuda", "accelerator": "NVIDIA H200"}, True),
+        ({"device": "cuda", "accelerator": "NVIDIA A100-SXM4-80GB"}, False),
+        ({"device": "mps"}, False),
+    ],
+)
+def test_noise_of_another_kind_of_gpu_is_not_drawn_again(
+    drawn_by: dict[str, str], is_here: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would differ, where a tensor has more elements than a GPU has threads."""
+    made = torch.Generator()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
+    monkeypatch.setattr(torch, "Generator", lambda device: made)
+    environment = {"private_seed": {"parts": {"arithmetic": drawn_by}}}
+    unused = cast("Any", None)
+    generator, reason = noise_generator(OpenedRun(tmp_path, unused, environment, unused, ""))
+    assert (generator is made) == is_here
+    assert (list(drawn_by.values())[-1] in reason) != is_here

@@ -301,15 +301,19 @@ def _moments(saved: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
 
 def noise_generator(run: OpenedRun) -> tuple[torch.Generator | None, str]:
     """The generator of the run's noise, not seeded yet; in words, why it is not at hand."""
-    part = run.recorded("private_seed", "parts", "arithmetic", "device")
+    drawn_by = ("private_seed", "parts", "arithmetic")
+    part = run.recorded(*drawn_by, "device")
     if part in (None, "cpu"):
         return torch.Generator(), ""
-    if torch.cuda.is_available():
+    # Large tensors' normals depend on how many threads a GPU runs at once: another has others.
+    accelerator = run.recorded(*drawn_by, "accelerator")
+    is_here = part == "cuda" and torch.cuda.is_available()
+    if is_here and accelerator in (None, torch.cuda.get_device_name()):
         return torch.Generator(device="cuda"), ""
     return (
         None,
-        f"the run's noise was drawn on {part}, whose generator this machine does not have: audit "
-        "it on one that has",
+        f"the run's noise was drawn on {accelerator or part}, whose generator this machine does "
+        "not have: audit it on one that has",
     )
 
 
