@@ -247,7 +247,7 @@ def _row(runs: Sequence[RunSummary], metric: str, statistic: str) -> RowResult:
         epsilon_simulated=epsilon_simulated,
         epsilon_actual=epsilon_actual,
         delta_simulated=delta_simulated,
-        note="; ".join([*why, *_notes(runs, metric, values, variants)]),
+        note="; ".join([*why, *_notes(runs, metric, values)]),
         delta_actual=delta_actual,
         published_sd=first.sd,
         published_seeds=first.seeds,
@@ -290,16 +290,14 @@ def _distinct(texts: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(texts))
 
 
-def _notes(
-    runs: Sequence[RunSummary],
-    metric: str,
-    values: Sequence[float | None],
-    variants: Sequence[str],
-) -> list[str]:
+def _notes(runs: Sequence[RunSummary], metric: str, values: Sequence[float | None]) -> list[str]:
     """Say what sets these runs apart from one clean row."""
     notes = _distinct(filter(None, (describe_choice(r.selected_by, metric) for r in runs)))
-    if len(variants) > 1:
-        notes.append("the seeds saw different data: " + ", ".join(variants))
+    variants = _distinct(run.variant for run in runs)
+    contents = _distinct(str(run.data.get("checksum") or "")[:15] for run in runs)
+    data = variants if len(variants) > 1 else list(filter(None, contents))
+    if len(data) > 1:
+        notes.append("the seeds saw different data: " + ", ".join(data))
     seeds = [run.seed for run in runs]
     notes += filter(None, [seeds_note(seeds)])
     if any("selection" in (run.privacy or {}) for run in runs):

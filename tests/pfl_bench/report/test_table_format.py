@@ -359,6 +359,16 @@ def test_notes_say_what_is_unusual() -> None:
     assert (row.epsilon_actual, row.delta_actual) == (math.inf, 2e-6)
 
 
+def test_seeds_of_one_variant_with_other_content_are_told_apart() -> None:
+    contents = ["sha256:aaaaaaaaa", "sha256:aaaaaaaaa", None, "sha256:bbbbbbbbb"]
+    runs = [
+        {**summary(published=None, seed=seed), "data": {"checksum": content} if content else {}}
+        for seed, content in enumerate(contents)
+    ]
+    wanted = "the seeds saw different data: sha256:aaaaaaaa, sha256:bbbbbbbb"
+    assert [rows_from_summaries(runs[:end])[0].note for end in (3, 4)] == ["", wanted]
+
+
 def test_one_round_before_the_budget_is_no_plural() -> None:
     stopped = {**summary(published=None, status="budget_exhausted"), "rounds": 1}
     row = rows_from_summaries([stopped])[0]
