@@ -304,6 +304,9 @@ def test_a_run_begins_with_the_weights_that_its_model_was_made_with() -> None:
     with ExitStack() as stack:
         prepared = prepare(row, Path("unused"), None, stack, print, parts)
         assert torch.equal(prepared.trainer.state_dict()["central"], before)
+        prepared.trainer.load_central()
+        prepared.evaluator.evaluate(["train"])
+        assert torch.equal(parts.model.vector, before), "which select_best keeps after evaluation"
 
 
 def test_layers_that_mix_examples_are_refused(tmp_path: Path) -> None:
