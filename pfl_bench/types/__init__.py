@@ -49,6 +49,7 @@ from pfl_bench.types.state import Stateful as Stateful
 from pfl_bench.types.tasks import BatchTransform as BatchTransform
 from pfl_bench.types.tasks import GivesExampleLosses as GivesExampleLosses
 from pfl_bench.types.tasks import HasColumns as HasColumns
+from pfl_bench.types.tasks import ReadsAlike as ReadsAlike
 from pfl_bench.types.tasks import ReadsOnDevice as ReadsOnDevice
 from pfl_bench.types.tasks import SkipsOutputs as SkipsOutputs
 from pfl_bench.types.tasks import Task as Task

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 # What tasks may have beside their splits, by the protocols below.
 _OPTIONAL = (
-    "transform", "use_device", "column_names", "column_values", "read_column",
+    "transform", "use_device", "reads_alike", "column_names", "column_values", "read_column",
     "example_losses", "training_loss",
 )  # fmt: skip
 
@@ -99,6 +99,15 @@ class ReadsOnDevice(Protocol):
 
     def use_device(self, device: torch.device) -> None:
         """Take note of the device; called once, before the first read."""
+
+
+@runtime_checkable
+class ReadsAlike(Protocol):
+    """Protocol of tasks that say whether they give the same examples on every device."""
+
+    @property
+    def reads_alike(self) -> bool:
+        """False where what is read depends on the device of the model, as decoded pictures may."""
 
 
 @runtime_checkable

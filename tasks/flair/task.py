@@ -116,6 +116,7 @@ class FlairTask:
         stored = store.facts
         side = stored.input_shape[-1]
         self._decoder = Decoder(options.decode, side, options.resize)
+        self.reads_alike: bool = options.decode == "cpu"
         if options.crop > self._decoder.side:
             raise ConfigError(
                 f"task.crop: {options.crop} is more than the {self._decoder.side} pixels of a side "

@@ -4,7 +4,7 @@ import io
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,6 +14,7 @@ from torch.nn import functional
 from torchvision.transforms import v2
 
 from pfl_bench.data import Store
+from pfl_bench.runs.auditing.opened import OpenedRun
 from pfl_bench.types import ConfigError, DataError, ReadsOnDevice, TransformsBatches
 from tasks.common.vision.pictures import IMAGENET_MEAN, IMAGENET_STD
 from tasks.flair.decoding import CropFlipNormalize, Decoder, num_components
@@ -215,6 +216,17 @@ def test_a_gpu_that_the_model_is_not_on_is_not_decoded_on(store: Path) -> None:
     with pytest.raises(ConfigError, match=r"task\.decode"):
         task.use_device(torch.device("cpu"))
     open_task(store, decode="auto").use_device(torch.device("cpu"))
+
+
+@pytest.mark.parametrize(("decode", "ran_on"), [("auto", "cuda"), ("cpu", "cuda"), ("auto", "cpu")])
+def test_an_audit_does_not_compare_what_nvjpeg_has_decoded(
+    decode: str, ran_on: str, store: Path
+) -> None:
+    """One grey level of a few pixels is more than rounding explains."""
+    environment = {"private_seed": {"parts": {"arithmetic": {"device": ran_on}}}}
+    unused, task = cast("Any", None), open_task(store, decode=decode)
+    reason = OpenedRun(store, unused, environment, unused, (task, unused)).other_reading
+    assert bool(reason) == ((decode, ran_on) == ("auto", "cuda"))
 
 
 @pytest.mark.cuda

@@ -129,7 +129,7 @@ class _Run:
         self._total = per_epoch * central.num_epochs
         self._relative = ROUNDING[resolved.config.precision]
         self._generator, self._no_noise = starts.noise_generator(run)
-        self._no_sums = starts.random_layer(model.module)
+        self._no_sums = run.other_reading or starts.random_layer(model.module)
         # Why no further step could be computed after one.
         self._stopped = ""
         if self._generator is not None:

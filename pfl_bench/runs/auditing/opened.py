@@ -22,7 +22,7 @@ from pfl_bench.rng import Purpose, seed_torch
 from pfl_bench.simulation.devices.cohorts import open_devices
 from pfl_bench.simulation.devices.devices import Devices
 from pfl_bench.trainers.central import make_central_plan
-from pfl_bench.types import Participants, Task, UserInputError
+from pfl_bench.types import Participants, ReadsAlike, Task, UserInputError
 from privacy.audit.inputs import DataAtHand, Rebuilt
 from privacy.errors import PrivacyError
 from privacy.plan.plan import PrivacyPlan
@@ -54,6 +54,17 @@ class OpenedRun:
         for key in path:
             part = part.get(key) if isinstance(part, Mapping) else None
         return part
+
+    @property
+    def other_reading(self) -> str:
+        """Reason why examples are not read here as the run read them; empty if they are."""
+        ran_on = str(self.recorded("private_seed", "parts", "arithmetic", "device") or "cpu")
+        if ran_on == "cpu" or isinstance(self.opened, str):
+            return ""
+        task = self.opened[0]
+        if isinstance(task, ReadsAlike) and not task.reads_alike:
+            return f"examples were decoded for another device ({ran_on}), which gives other pixels"
+        return ""
 
     @property
     def is_known_model(self) -> bool:

@@ -138,7 +138,8 @@ def _named(run: OpenedRun, inputs: AuditInputs, directions: MetricDirections) ->
 def _other_start(run: OpenedRun, saved: Mapping[str, Any]) -> Iterator[str]:
     """The loss at the start, if it is not that of the initial model as it is built today."""
     watched, name = saved.get("divergence"), "divergence.start"
-    if isinstance(watched, Mapping) and not isinstance(run.opened, str) and run.is_known_model:
+    is_known = run.is_known_model and not run.other_reading
+    if isinstance(watched, Mapping) and not isinstance(run.opened, str) and is_known:
         task = run.opened[0]
         with suppress(UserInputError):
             # Not the opened model, which rounds that were computed again may have moved.
@@ -163,6 +164,8 @@ def _metrics(
     has_others = any(name.endswith("/num_clients_without_examples") for name in stated)
     if config.evaluation.adaptation is not None or has_others or model.buffers():
         raise SkippedError("they are not of the central parameters alone")
+    if run.other_reading:
+        raise SkippedError(run.other_reading)
     vector = _vector(saved, summary)
     if vector is None or vector.shape != model.vector.shape:
         raise SkippedError("no checkpoint has the model that was evaluated")

@@ -68,6 +68,7 @@ class Starts:
         why = _unknown(run.resolved, len(lines)) or ("" if lines else "the ledger has no round")
         if not why and seed is None:
             why = "no file has the seed of cohorts and noise"
+        why = why or run.other_reading
         if why or isinstance(run.opened, str):
             raise SkippedError(why or str(run.opened))
         assert seed is not None

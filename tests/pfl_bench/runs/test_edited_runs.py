@@ -23,6 +23,7 @@ from pfl_bench.config.loading import load_config
 from pfl_bench.federated import private_seed
 from pfl_bench.federated.trainer import FederatedTrainer
 from pfl_bench.runs.audit import audit_run
+from pfl_bench.runs.auditing.opened import OpenedRun
 from pfl_bench.runs.runner import run
 from pfl_bench.types import RunFolderError
 from privacy.audit.check import Check
@@ -700,6 +701,17 @@ EDITS_OF_EXAMPLES: dict[str, tuple[Edit, dict[str, set[str]]]] = {
         {"failed": {"configuration", "statement"}, "skipped": STEPS},
     ),
 }
+
+
+def test_examples_that_are_read_otherwise_are_not_compared(
+    finished: Path, of_examples: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OpenedRun, "other_reading", "decoded elsewhere")
+    for folder in (finished, of_examples):
+        checks = audit_run(folder, 1, recompute="first").checks
+        skipped = {check.name for check in checks if "decoded elsewhere" in check.evidence}
+        assert skipped == {"recomputation", "outcome"}
+        assert not [check for check in checks if check.outcome == "failed"]
 
 
 @pytest.mark.parametrize("what", EDITS_OF_EXAMPLES)
