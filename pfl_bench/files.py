@@ -14,10 +14,11 @@ import stat
 import zipfile
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from pfl_bench.types import DataError, RunFolderError, UserInputError
 from pfl_bench.types.layouts import LAYOUTS, misfit
+from privacy import json_text
 from privacy.ledger import synchronise_folder
 
 if TYPE_CHECKING:
@@ -211,7 +212,7 @@ def parse_json(text: str | bytes) -> Any:
     text = text.decode("utf-8") if isinstance(text, bytes) else text
     if text.count("[") + text.count("{") > _DEEPEST:
         _check_depth(text)
-    value = json.loads(text, parse_constant=_refuse_constant)
+    value = json_text.parse(text)
     check_values(value)
     return value
 
@@ -224,10 +225,6 @@ def _check_depth(text: str) -> None:
         depth += (bracket in "[{") - (bracket in "]}")
         if depth > _DEEPEST:
             raise ValueError(f"nested more than {_DEEPEST} deep")
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")
 
 
 def check_values(value: Any, most: float = math.inf, allow_infinite: bool = False) -> None:

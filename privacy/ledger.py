@@ -20,8 +20,9 @@ import os
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
+from privacy import json_text
 from privacy.errors import LedgerError
 
 _START = "0" * 64
@@ -103,13 +104,9 @@ def _lines(path: Path) -> Iterator[tuple[dict[str, Any], str, int]]:
             yield entry, previous, len(line)
 
 
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
-
-
 def _parse(line: bytes) -> dict[str, Any] | None:
     try:
-        entry = json.loads(line, parse_constant=_refuse_constant)
+        entry = json_text.parse(line)
     except (ValueError, RecursionError):
         return None
     return entry if isinstance(entry, dict) else None

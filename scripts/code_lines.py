@@ -35,6 +35,7 @@ CAPABILITIES = {
     ),
     "audit: records, ledger, recomputation": (
         "privacy/audit/", "privacy/recording/", "privacy/reference/", "privacy/ledger.py",
+        "privacy/json_text.py",
         "pfl_bench/runs/audit", "pfl_bench/report/audit.py", "pfl_bench/cli/audit",
     ),
     "attacks on privacy: canaries, membership, inversion": (

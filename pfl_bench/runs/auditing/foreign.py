@@ -6,6 +6,7 @@ compared: members, shapes of tensors, and values that are on record.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -128,6 +129,19 @@ def logged(folder: Path) -> Iterator[str]:
         count = len(_VALUE.findall(line))
         if count > _MOST_VALUES:
             yield f"line {number}, of {count} values"
+
+
+def torn_lines(folder: Path) -> Iterator[str]:
+    """Files of a run that has ended whose last line has no end, in words: readers leave it out."""
+    for name in ("ledger.jsonl", "metrics.jsonl", TIMELINES):
+        path = folder / name
+        if not path.exists() or not path.stat().st_size:
+            continue
+        with path.open("rb") as file:
+            file.seek(-1, os.SEEK_END)
+            is_torn = file.read() != b"\n"
+        if is_torn:
+            yield f"{name} ends with a part of a line, though the run has ended"
 
 
 def replaced_lines(folder: Path, resumptions: Any) -> Iterator[str]:

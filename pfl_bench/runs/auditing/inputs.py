@@ -65,6 +65,7 @@ def gather_inputs(run: OpenedRun, statement: Mapping[str, Any]) -> AuditInputs:
     saved, seed = read[-1] if read else (None, None)
     stated = (summary or {}).get("metrics") or {}
     measured = foreign.measured(run, {*stated}.union(*rows or ()))
+    others += () if summary is None else foreign.torn_lines(folder)
     others += foreign.replaced_lines(folder, run.recorded("resumptions"))
     others += (
         f"{name}: no run of this configuration writes it"

@@ -575,6 +575,26 @@ def test_runs_record_what_a_ledger_is_held_to(kind: str, finished: Path, of_exam
     assert {*line} - digests - {"round", "previous", "central", "release"} == RECORDED[kind]
 
 
+def test_a_claim_that_is_there_twice_is_no_claim(finished: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(finished, tmp_path / "copy"))
+    text = (folder / "privacy.json").read_text()
+    (folder / "privacy.json").write_text(text.replace('"epsilon":', '"epsilon": 0.01, "epsilon":'))
+    with pytest.raises(RunFolderError, match="the key 'epsilon' is there twice"):
+        audited(folder)
+
+
+@pytest.mark.parametrize("name", ["ledger.jsonl", "metrics.jsonl"])
+def test_a_part_of_a_line_at_the_end_of_a_finished_run_fails(
+    name: str, finished: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(finished, tmp_path / "copy"))
+    with (folder / name).open("a") as file:
+        file.write("user 7: 0.25 0.5")
+    verdict, checks = audited(folder)
+    assert verdict == checks["folder"].outcome == "failed"
+    assert f"{name} ends with a part of a line" in checks["folder"].evidence
+
+
 def without_metric(name: str) -> Edit:
     def edit(folder: Path) -> None:
         path = folder / "metrics.jsonl"
