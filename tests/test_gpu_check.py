@@ -158,7 +158,10 @@ def test_each_step_is_of_one_half(check: SimpleNamespace) -> None:
 
 
 def test_tests_that_fail_are_named(
-    check: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    check: SimpleNamespace,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test_it.py").write_text(
@@ -173,6 +176,9 @@ def test_tests_that_fail_are_named(
     monkeypatch.setattr(check.steps, "ROOT", tmp_path)
     with pytest.raises(SystemExit, match=r'\["tests.test_it::test_bad"\]'):
         check.steps.run_step("tests", "cpu", tmp_path)
+    said = capfd.readouterr().out
+    assert "test_good PASSED" in said  # said as it goes: a step may be ended before its last test
+    assert "assert 1 == 2" in said
     (tmp_path / "tests" / "test_it.py").write_text(
         "import pytest\n@pytest.mark.cuda\ndef test_good(): pass\n", encoding="utf-8"
     )
