@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pfl_bench.client.flat_model import mixing_layer
 from pfl_bench.client.forward import is_mean_of_singles
+from pfl_bench.client.model_checks import mixing_layer
 from pfl_bench.data.code_digest import code_digest
 from pfl_bench.data.held_task import HeldTask
 from pfl_bench.data.in_memory import read_splits

@@ -12,8 +12,9 @@ import torch
 from pfl_bench import plugins
 from pfl_bench.client import precision
 from pfl_bench.client.costs import BYTES_PER_PARAMETER
-from pfl_bench.client.flat_model import FlatModel, check_weights, mixing_layer
+from pfl_bench.client.flat_model import FlatModel
 from pfl_bench.client.forward import Forward
+from pfl_bench.client.model_checks import check_forgets, check_weights, mixing_layer
 from pfl_bench.client.optimizers import rate_factor
 from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.config.schema import RunConfig
@@ -62,18 +63,20 @@ def build_model(resolved: ResolvedConfig, task: Task, device: torch.device) -> F
             "square_clip_norm) of central training, or choose model.groups=27"
         )
     if resolved.config.setting in ("private_federated", "central_dp"):
-        check_weights(module)
-    if privacy and resolved.config.central is not None:
-        _check_apart(module, task)
+        _check_private(module, task, resolved.config.central is not None)
     return FlatModel(module, device, resolved.config.channels_last)
 
 
-def _check_apart(module: Any, task: Task) -> None:
-    """Refuse a model in which an example moves the gradient of another."""
+def _check_private(module: Any, task: Task, by_example: bool) -> None:
+    """Refuse a model by which examples reach what is released, other than by their gradients."""
+    check_weights(module)
     forward, split = Forward(module, task, torch.device("cpu")), task.split("train")
-    inputs = split.read_range(0, min(4, split.num_examples)).inputs.cpu()
-    inputs = forward.prepare(inputs, None)
-    if layer := mixing_layer(module, inputs, True) or mixing_layer(module, inputs, False):
+    inputs = forward.prepare(split.read_range(0, min(4, split.num_examples)).inputs.cpu(), None)
+    if len(inputs) > 1:
+        check_forgets(module, inputs)
+    if by_example and (
+        layer := mixing_layer(module, inputs, True) or mixing_layer(module, inputs, False)
+    ):
         raise ConfigError(
             f"model: layer {layer} mixes the examples of a batch, so that the gradient of a single "
             "example cannot be bounded; replace BatchNorm by GroupNorm, and keep examples apart"

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from pfl_bench.client import machine
-from pfl_bench.client.flat_model import batchnorm_layers
+from pfl_bench.client.model_checks import batchnorm_layers
 from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.federated.cohort import UpdateAggregator
 from pfl_bench.federated.parts import FederatedParts, build_mechanism

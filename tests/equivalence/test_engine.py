@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pfl_bench.client.engines.sequential import Options, SequentialEngine
-from pfl_bench.client.flat_model import FlatModel, batchnorm_layers
+from pfl_bench.client.flat_model import FlatModel
 from pfl_bench.client.forward import Forward
+from pfl_bench.client.model_checks import batchnorm_layers
 from pfl_bench.federated.parts import build_task
 from pfl_bench.rng import Purpose, stream
 from pfl_bench.types import LocalTraining

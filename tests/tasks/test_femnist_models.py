@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pfl_bench.client.flat_model import batchnorm_layers
+from pfl_bench.client.model_checks import batchnorm_layers
 from pfl_bench.types import ConfigError, DataFacts
 from tasks.femnist import models
 

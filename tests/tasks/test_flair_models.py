@@ -8,7 +8,8 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pfl_bench.client.flat_model import FlatModel, batchnorm_layers
+from pfl_bench.client.flat_model import FlatModel
+from pfl_bench.client.model_checks import batchnorm_layers
 from pfl_bench.types import ConfigError, DataFacts
 from tasks.common.vision.normalization import (
     FrozenStatisticsNorm,

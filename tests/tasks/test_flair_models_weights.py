@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torchvision.models import get_model, list_models
 
-from pfl_bench.client.flat_model import FlatModel, batchnorm_layers
+from pfl_bench.client.flat_model import FlatModel
+from pfl_bench.client.model_checks import batchnorm_layers
 from pfl_bench.config.loading import resolve
 from pfl_bench.runs.runner import run
 from pfl_bench.types import ConfigError, DataFacts

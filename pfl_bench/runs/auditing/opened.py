@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from pfl_bench import plugins
-from pfl_bench.client.flat_model import FlatModel, batchnorm_layers
+from pfl_bench.client.flat_model import FlatModel
 from pfl_bench.client.forward import Forward
+from pfl_bench.client.model_checks import batchnorm_layers
 from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.federated.parts import FederatedParts, RunParts, build_task
 from pfl_bench.federated.privacy_session import make_federated_plan

@@ -20,7 +20,7 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 import pfl_bench
-from pfl_bench.client.flat_model import mixing_layer
+from pfl_bench.client.model_checks import mixing_layer
 from pfl_bench.data.code_digest import code_digest
 from pfl_bench.federated.parts import build_run
 from pfl_bench.runs.preparing import prepare
@@ -86,6 +86,23 @@ class Following(nn.Module):
         if self.training:
             self.middle.data.lerp_(inputs.detach().mean(0), 0.5)
         return inputs + self.middle
+
+
+class Recalling(nn.Module):
+    """Takes off the mean of the first batch, or of all before; no buffer has it."""
+
+    def __init__(self, always: bool) -> None:
+        super().__init__()
+        self.always = always
+        self.mean: Tensor | None = None
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if not self.training:
+            return inputs
+        before = inputs.detach().mean(0) if self.mean is None else self.mean
+        if self.always or self.mean is None:
+            self.mean = 0.9 * before + 0.1 * inputs.detach().mean(0)
+        return inputs - before
 
 
 class Words(nn.Module):
@@ -286,6 +303,18 @@ def test_weights_that_a_private_model_writes_by_itself_are_refused(
     with pytest.raises(UserInputError, match="layer rows has max_norm"):
         run("rows", lambda: Words(1.0))
     run("whole", lambda: Words())
+
+
+@pytest.mark.parametrize("row", ["demo/private_federated", "demo/central_dp"])
+@pytest.mark.parametrize("always", [False, True])
+def test_a_private_model_that_recalls_other_examples_is_refused(
+    row: str, always: bool, tmp_path: Path
+) -> None:
+    """One user's batch would move what the next client's gives, whatever is clipped there."""
+    settings = PRIVATE if "federated" in row else EXAMPLES
+    task = task_of(lambda: Net(Recalling(always)))
+    with pytest.raises(UserInputError, match="keeps something of earlier examples"):
+        pfl_bench.run_row(pfl_bench.load_row(row, task=task, **settings), out=tmp_path)
 
 
 def test_no_pass_over_examples_moves_what_dp_sgd_trains(tmp_path: Path) -> None:
