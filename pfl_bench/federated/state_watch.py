@@ -24,7 +24,7 @@ _UNSAVABLE = (
     np.random.Generator, np.random.RandomState, random.Random, io.IOBase,
     Iterator, MutableMapping, MutableSequence, MutableSet,
 )  # fmt: skip
-# What is what it was, whoever calls it.
+# Calls do not change these, or ``Stateful`` saves what they change.
 _FIXED = (FunctionType, BuiltinFunctionType, MethodType, ModuleType, type, BaseModel, Stateful)
 
 
