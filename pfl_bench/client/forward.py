@@ -58,6 +58,13 @@ class Forward:
         """
         return None if self._transform is None else self._transform.draw(count, rng)
 
+    def draw_to_measure(self, count: int, rng: np.random.Generator) -> Tensor | None:
+        """Draw what a loss of training examples needs without augmentation; see ``draw``.
+
+        Shape (count, k), or None: most tasks need nothing.
+        """
+        return self.draw(count, rng) if getattr(self._transform, "needs_draws", False) else None
+
     def prepare(self, inputs: Tensor, draws: Tensor | None) -> Tensor:
         """Inputs, shape (n, ...), as the model takes them, from a batch as it was read.
 

@@ -160,12 +160,12 @@ class LocalTrainer(PersonalizedModels, Trainer):
         user, val_user = int(self._users[place]), int(self._val_user[place])
         rng = stream(self._seed, Purpose.AUGMENTATION, 0, user)
         train = self._to_device(self._train.read_user(user, rng))
-        judge = train
+        split, own = self._train, user
         if self._val is not None and val_user >= 0:
-            offsets = self._val.offsets
-            start, stop = int(offsets[val_user]), int(offsets[val_user + 1])
-            judge = self._to_device(self._val.read_range(start, stop))
-        return _Client(user, train, judge)
+            split, own = self._val, val_user
+        start, stop = int(split.offsets[own]), int(split.offsets[own + 1])
+        # Training examples too as evaluation sees them: a task may hide of them what is to be told.
+        return _Client(user, train, self._to_device(split.read_range(start, stop)))
 
     def _to_device(self, examples: Examples) -> Examples:
         device = self._model.device

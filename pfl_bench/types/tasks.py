@@ -66,7 +66,8 @@ class BatchTransform(Protocol):
     """Turns what a split reads into what the model takes: a batch at a time, on the device.
 
     Draws are made apart from their use, from a client's own stream, so that a result does not
-    depend on which engine makes the batches, or in which thread.
+    depend on which engine makes the batches, or in which thread. One without whose draws training
+    examples have no loss, such as one that hides what is to be told, has ``needs_draws`` True.
     """
 
     def draw(self, count: int, rng: np.random.Generator) -> Tensor:

@@ -47,6 +47,8 @@ class HideTokens:
     Special tokens, unknown words among them, are never hidden.
     """
 
+    needs_draws = True
+
     def __init__(self, probability: float, length: int, vocabulary_size: int) -> None:
         self._below = int(probability * _RANGE)
         self._length = length

@@ -13,11 +13,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from pfl_bench.client.engines.sequential import Options, SequentialEngine
 from pfl_bench.client.factored_gradients import FactoredGradient, FactoredGradients
 from pfl_bench.client.flat_model import FlatModel
+from pfl_bench.client.forward import Forward
 from pfl_bench.config.loading import resolve
+from pfl_bench.files import read_metrics
 from pfl_bench.runs.runner import run
-from pfl_bench.types import ConfigError, DataError, DataFacts, TransformsBatches
+from pfl_bench.types import ConfigError, DataError, DataFacts, LocalTraining, TransformsBatches
 from tasks.reddit_albert import generate, models, prepare, task
 from tasks.reddit_albert.task import FIRST_WORD, HIDDEN, MASK_ID, NOT_COUNTED, SPECIAL, HideTokens
 
@@ -241,6 +244,48 @@ def test_a_folder_of_another_model_is_refused(
     path.write_text("{" if changes is None else json.dumps(config | changes))
     with pytest.raises(DataError, match=told):
         albert(weights=str(tmp_path))
+
+
+def test_a_loss_before_training_is_that_of_hidden_tokens(store: Path) -> None:
+    opened, flat = open_task(store), FlatModel(albert(), torch.device("cpu"))
+    forward, split = Forward(flat.module, opened, flat.device), opened.split("train")
+    users, start, updates = np.arange(split.num_users), flat.vector.clone(), []
+    for measures in (False, True):
+        local = LocalTraining(1, 16, 0.3, measures_start=measures)
+        engine = SequentialEngine(Options(), flat, split, forward, local, 0)
+        results = [(r.update.clone(), r.start_loss) for r in engine.train(users, 1, start)]
+        updates.append(torch.stack([update for update, _ in results]))
+    losses = [loss for _, loss in results if loss is not None]
+    assert len(losses) == split.num_users
+    # An even guess of 45 tokens; were none hidden and all told, it would be near seven times that.
+    assert np.mean(losses) == pytest.approx(math.log(FIRST_WORD + WORDS), rel=0.3)
+    # The draws of training are its own.
+    assert torch.equal(*updates)
+
+
+def test_local_models_are_chosen_by_hidden_tokens(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="the extra albert is not installed")
+    rng = np.random.default_rng(0)
+    texts = {name: " ".join(map(str, rng.integers(0, 20, 3000))) for name in ("ann", "bob")}
+    source = write_texts(tmp_path / "raw", **texts)
+    options = prepare.Options(train_fraction=0.8, val_fraction=0)
+    prepare.prepare(source, tmp_path / "a.h5", options, silent)
+    tree: dict[str, Any] = {
+        "version": 1,
+        "name": "small",
+        "seed": 0,
+        "device": "cpu",
+        "num_threads": 1,
+        "task": {"name": "reddit_albert", "data": str(tmp_path / "a.h5")},
+        "model": {"name": "albert", **SMALL},
+        "local": {"num_epochs": 1, "batch_size": 8, "learning_rates": [1e-6]},
+        "evaluation": {"every": 1, "splits": [], "final_splits": ["train"]},
+        "checkpoint": {"every": 1},
+    }
+    metrics = run(resolve(tree, Path("test.yaml"), ()), tmp_path / "run")["metrics"]
+    judged = read_metrics(tmp_path / "run" / "metrics.jsonl")[-1]["local/train_loss"]
+    # Blocks weigh the same in one, hidden tokens in the other.
+    assert judged == pytest.approx(metrics["train/loss"], rel=0.05)
 
 
 def write_texts(folder: Path, **texts: str) -> Path:

@@ -102,7 +102,7 @@ class SequentialEngine:
         rng = stream(self._seed, Purpose.LOCAL_TRAINING, round_index, user)
         seed_torch(self._seed, Purpose.LOCAL_TRAINING, work.device, round_index, user)
         work.copy_(central)
-        start_loss = self._loss_of(examples) if local.measures_start else None
+        start_loss = self._loss_of(examples, rng.spawn(1)[0]) if local.measures_start else None
         correction = None if self._correction is None else self._correction(user)
         if self._velocity is not None:
             self._velocity.zero_()
@@ -122,19 +122,17 @@ class SequentialEngine:
         return LocalResult(user, self._update, used, steps, loss, processed, start_loss)
 
     @torch.no_grad()
-    def _loss_of(self, examples: Examples) -> float:
-        """Mean loss of the weights as they are; the random streams stay where they are."""
+    def _loss_of(self, examples: Examples, rng: np.random.Generator) -> float:
+        """Mean loss of the weights as they are, by draws of ``rng`` where it needs any."""
         forward, device = self._forward, self._model.device
         total = 0.0
         self._model.module.eval()
-        batches = zip(
-            torch.split(examples.inputs, _BATCH_AT_START),
-            torch.split(examples.targets, _BATCH_AT_START),
-            strict=True,
-        )
-        for inputs, targets in batches:
-            loss = forward.loss(inputs.to(device), targets.to(device), None)
-            total += float(loss) * len(inputs)
+        draws = forward.draw_to_measure(len(examples), rng)
+        for start in range(0, len(examples), _BATCH_AT_START):
+            part = slice(start, start + _BATCH_AT_START)
+            inputs, targets = examples.inputs[part].to(device), examples.targets[part].to(device)
+            of_part = None if draws is None else draws[part].to(device)
+            total += float(forward.loss(inputs, targets, of_part)) * len(inputs)
         self._model.module.train()
         return total / len(examples)
 
