@@ -65,7 +65,9 @@ def write_atomically(path: Path, content: bytes | str | Callable[[BinaryIO], obj
     _remove_leftovers(path)
     lock = None
     try:
-        with partial.open("wb") as file:
+        # Whatever has its name, a link to elsewhere say, is not written through.
+        partial.unlink(missing_ok=True)
+        with partial.open("xb") as file:
             lock = lock_path(partial)
             if callable(content):
                 content(file)

@@ -14,6 +14,7 @@ from pfl_bench.cli.main import EXIT_DONE, EXIT_FAILED
 from pfl_bench.cli.speech import say, write
 from pfl_bench.config.row_files import locate_row
 from pfl_bench.files import check_run_folder
+from pfl_bench.runs.links import refuse_links
 from pfl_bench.types import ConfigError
 from privacy.statement.statement import round_down, round_up, small
 
@@ -24,6 +25,7 @@ _SHADOWS, _CONFIDENCE = 16, 0.99
 def main(arguments: argparse.Namespace) -> int:
     """Attack a row; 1 if more is shown than the claim allows, or a shadow run failed."""
     source, out = _source(arguments)
+    refuse_links([out] * (arguments.out is None) + [*out.glob("*"), *out.glob("shadows/*")])
     has_shadows, has_confidence = arguments.shadows is not None, arguments.confidence is not None
     if arguments.kind == "gradient":
         owner = "the other kinds (--kind lira)"

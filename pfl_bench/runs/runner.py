@@ -26,6 +26,7 @@ from pfl_bench.runs.checkpoint import load_latest, newest, restoring, save_check
 from pfl_bench.runs.divergence import USUAL_MENDS, DivergenceWatch, describe_divergence
 from pfl_bench.runs.events import Callbacks, RoundEnd, released_splits
 from pfl_bench.runs.folder import SUMMARY_VERSION, RunFolder
+from pfl_bench.runs.links import refuse_links
 from pfl_bench.runs.log import Notices, RunLog, headline_of
 from pfl_bench.runs.preparing import prepare
 from pfl_bench.runs.published import best_over_rounds, with_comparison
@@ -88,6 +89,7 @@ def rounds(
         finished = folder.prepare(resolved, resume)
         if finished is not None:
             return finished
+        refuse_links(out.iterdir())
         if profile is not None:
             stack.enter_context(profile)
         running = _Run(resolved, folder, group, stack, profile, callbacks)
@@ -274,10 +276,8 @@ class _Run:
         state = load_latest(self._folder.checkpoints)
         if state is None:
             return 0
-        fresh = self._state() | {
-            "trainer": self._trainer.state_form(),
-            "best": self._best.form_of(state.get("best")),
-        }
+        fresh = self._state() | {"trainer": self._trainer.state_form()}
+        fresh["best"] = self._best.form_of(state.get("best"))
         with restoring(newest(self._folder.checkpoints), state, fresh):
             self._check_settings(state.get("settings", self._settings()))
             self._trainer.load_state_dict(state["trainer"])

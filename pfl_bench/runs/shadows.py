@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pfl_bench.config.loading import ResolvedConfig, load_config
+from pfl_bench.config.loading import RECORD_NAME, ResolvedConfig, load_config
 from pfl_bench.federated.parts import RunParts, build_run
 from pfl_bench.federated.sampling import draw_members
 from pfl_bench.files import read_npz, write_atomically
@@ -58,6 +58,9 @@ def shadow_plans(
 
     ``source`` is the row's file or a run's config.yaml. ConfigError if the row has no shadow runs.
     """
+    # A run folder may be anybody's, and names no server for what is trained on one's own data.
+    quiet = ["logging={}"] if source.name == RECORD_NAME else []
+    overrides = [*quiet, *overrides]
     row = load_config(source, overrides)
     config = row.config
     if config.federated is None:

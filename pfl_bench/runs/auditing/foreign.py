@@ -124,6 +124,9 @@ def measured(run: OpenedRun, found: Iterable[str]) -> set[str]:
 def logged(folder: Path) -> Iterator[str]:
     """Lines of ``run.log`` that have more values than a notice, in words."""
     path = folder / "run.log"
+    if path.exists() and not path.is_file():  # a pipe would be waited for
+        yield "it is no regular file"
+        return
     text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
     for number, line in enumerate(text.splitlines(), start=1):
         count = len(_VALUE.findall(line))
