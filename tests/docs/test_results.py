@@ -241,7 +241,7 @@ def test_records_that_cannot_be_written_are_no_traceback(
     into, opened = tmp_path / "t.json", Path.open
 
     def refuse(self: Path, mode: str = "r", *given: Any, **more: Any) -> Any:
-        if mode == "wb":
+        if mode == "xb":
             raise PermissionError(13, "Permission denied", str(self))
         return opened(self, mode, *given, **more)
 
