@@ -130,7 +130,7 @@ def test_a_folder_that_cannot_be_written_is_audited_all_the_same(
     original = Path.open
 
     def refuse(self: Path, mode: str = "r", *rest: Any, **given: Any) -> Any:
-        if mode == "wb" and self.parent == copied:
+        if mode == "xb" and self.parent == copied:
             raise PermissionError(13, "Permission denied", str(self))
         return original(self, mode, *rest, **given)
 
