@@ -40,6 +40,7 @@ from pfl_bench.types.layers import NormalizesByStatistics as NormalizesByStatist
 from pfl_bench.types.processes import Evaluate as Evaluate
 from pfl_bench.types.processes import SingleProcess as SingleProcess
 from pfl_bench.types.processes import WorkerGroup as WorkerGroup
+from pfl_bench.types.processes import importing_nothing_here as importing_nothing_here
 from pfl_bench.types.results import ExpectedResult as ExpectedResult
 from pfl_bench.types.results import RunSummary as RunSummary
 from pfl_bench.types.results import as_float as as_float

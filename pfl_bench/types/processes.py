@@ -2,12 +2,35 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+_SAFE = "PYTHONSAFEPATH"
+_HOME = Path(__file__).resolve().parents[2]
+
+
+@contextmanager
+def importing_nothing_here() -> Iterator[None]:
+    """Processes that begin within it do not import from the current folder, which may be anybody's.
+
+    They begin by ``python -c`` or ``python -m``, which otherwise look there first, also for modules
+    of Python. A checkout that is the current folder is looked into, as it need not be installed.
+    """
+    before = os.environ.get(_SAFE)
+    if before is None and not _HOME.samefile("."):
+        os.environ[_SAFE] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(_SAFE, None)
 
 
 class WorkerGroup:

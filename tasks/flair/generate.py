@@ -13,8 +13,7 @@ import os
 import signal
 import tarfile
 from collections.abc import Generator, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures.process import BrokenProcessPool, ProcessPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache
@@ -29,7 +28,7 @@ from pydantic import Field, model_validator
 
 from pfl_bench.data import new_folder
 from pfl_bench.data.threads import map_in_order
-from pfl_bench.types import DataError, Progress
+from pfl_bench.types import DataError, Progress, importing_nothing_here
 from tasks.common.options import StrictOptions
 from tasks.common.sources import settings, write_mark
 from tasks.flair import published
@@ -90,9 +89,11 @@ def draw_in_order(batches: Iterator[Batch], processes: int) -> Generator[bytes, 
         for batch in batches:
             yield from draw_batch(batch)
         return
-    pool = ProcessPoolExecutor(processes, get_context("spawn"), _leave_interrupts_to_the_parent)
+    with importing_nothing_here():
+        pool = ProcessPoolExecutor(processes, get_context("spawn"), _leave_interrupts_to_the_parent)
     try:
-        with closing(map_in_order(draw_batch, batches, pool, 2 * processes)) as drawn:
+        drawing = map_in_order(draw_batch, batches, pool, 2 * processes)
+        with importing_nothing_here(), closing(drawing) as drawn:
             for _, pictures in drawn:
                 yield from pictures
     except BrokenProcessPool as error:

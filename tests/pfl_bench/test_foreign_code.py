@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from pfl_bench import plugins
 from pfl_bench.cli.main import main
 from pfl_bench.types import UserInputError
 from tests import warm
+from tests.helpers import REPOSITORY
 from tests.pfl_bench.test_user_plugins import ALGORITHM, ROW, folder, forget_digests
 
 __all__ = ["folder"]
@@ -144,3 +147,42 @@ def test_list_imports_nothing_of_the_current_folder(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "foreign" not in done.stdout
     assert not (tmp_path / "marker").exists()
+
+
+PROGRAM = """
+import sys
+from functools import partial
+from operator import methodcaller
+from pathlib import Path
+
+from pfl_bench.federated.workers import multiprocess
+from pfl_bench.runs.jobs import Run, queue
+from pfl_bench.runs.launchers.local import LocalLauncher
+from tasks.flair.generate import Batch, draw_in_order
+
+if __name__ == "__main__":
+    begun = sys.argv[1]
+    if begun == "workers":
+        multiprocess.LeadOfProcesses(2, print).close()
+    elif begun == "jobs":
+        done = Path("done")
+        run = Run(Path("out"), partial(methodcaller("touch"), done), done.exists)
+        jobs = Path("jobs")
+        assert queue.launch([run], LocalLauncher(jobs, 1), jobs) == {run.folder: None}
+    else:
+        print(len(list(draw_in_order(iter([Batch(0, 0, [["cat"]], [0], 32)] * 2), 2))))
+"""
+
+
+@pytest.mark.parametrize("begun", ["workers", "jobs", "pictures"])
+def test_processes_import_nothing_of_the_current_folder(begun: str, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    theirs = tmp_path / "theirs"
+    for name in ("multiprocessing", "submitit"):
+        (theirs / name).mkdir(parents=True)
+        (theirs / name / "__init__.py").write_text("open('marker', 'w').close()\n")
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    command = [sys.executable, str(tmp_path / "program.py"), begun]
+    done = subprocess.run(command, cwd=theirs, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert not (theirs / "marker").exists()

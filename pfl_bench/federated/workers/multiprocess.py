@@ -25,7 +25,7 @@ from torch import Tensor
 
 from pfl_bench.federated.workers.messages import Failure
 from pfl_bench.federated.workers.stalls import StallWatch
-from pfl_bench.types import WorkerError, WorkerGroup
+from pfl_bench.types import WorkerError, WorkerGroup, importing_nothing_here
 
 # Bytes an element of what a worker gives back at most: sums of many clients are float64.
 _WIDEST = 8
@@ -107,7 +107,8 @@ class LeadOfProcesses(WorkerGroup):
                 name=f"pfl-bench worker {rank}",
                 daemon=True,
             )
-            process.start()
+            with importing_nothing_here():
+                process.start()
             theirs.close()
             self._connections.append(ours)
             self._processes.append(process)

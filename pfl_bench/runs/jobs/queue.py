@@ -22,7 +22,7 @@ from pfl_bench.runs.jobs.job import (
 )
 from pfl_bench.runs.log import finished_before
 from pfl_bench.runs.stop import is_busy
-from pfl_bench.types import UserInputError
+from pfl_bench.types import UserInputError, importing_nothing_here
 
 
 def launch(
@@ -121,7 +121,7 @@ class _Queue:
     def _submit(self, runs: Sequence[Run]) -> None:
         # A job whose record is missing would be submitted again; and a terminal sends its signals
         # to the local jobs too, which ignore what is ignored while they are begun.
-        with _ignored(signal.SIGINT, signal.SIGHUP):
+        with _ignored(signal.SIGINT, signal.SIGHUP), importing_nothing_here():
             for run, record in zip(runs, self._launcher.submit(runs), strict=True):
                 record.write(run.folder)
                 self._watch(run.folder, record)
