@@ -36,9 +36,11 @@ def in_python() -> Iterator[None]:
 
 
 def _renamed(text: str) -> str:
+    # A command that a message quotes is to be typed as it stands.
+    parts = re.split(r"(`pfl-bench [^`]*`)", text)
     for option, argument in _ARGUMENTS:
-        text = option.sub(argument, text)
-    return text
+        parts[::2] = [option.sub(argument, part) for part in parts[::2]]
+    return "".join(parts)
 
 
 def add_folders(folders: Sequence[str | Path]) -> None:
