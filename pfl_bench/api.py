@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from weakref import WeakValueDictionary
 
 from pfl_bench.cli.python_calls import add_folders, folders_of, in_python, override_texts, silence
-from pfl_bench.cli.run_many import with_seeds
+from pfl_bench.cli.run_many import short_name, with_seeds
 from pfl_bench.cli.run_result import RunResult, TableResult, load_run
 from pfl_bench.config.loading import ResolvedConfig, load_config
 from pfl_bench.config.row_files import locate, locate_row, rows_below
+from pfl_bench.config.sweep_file import MOST_RUNS
 from pfl_bench.federated.accounting import calibrate as calibrate
 from pfl_bench.federated.accounting import epsilon as epsilon
 from pfl_bench.files import given_path
@@ -233,8 +234,8 @@ def run_table(
 
     Args:
         folder: Folder of rows, or a bundled one such as "demo".
-        seeds: Runs a row, of the row's own seed and those that follow.
-        out: Where run folders are made, ROW/seed-N; None for runs/FOLDER.
+        seeds: Runs a row, at most 10,000, of the row's own seed and those that follow.
+        out: Where run folders are made, ROW/seed-N; None for runs/FOLDER, as on the command line.
         resume: Go on with unfinished runs.
         show_progress: Write progress to standard error.
         **overrides: As ``load_row`` takes them, for each row; those of a section ``federated``,
@@ -247,9 +248,11 @@ def run_table(
         UserInputError: Folder, seeds or a row do not fit; the message says how to mend it.
     """
     path = locate(str(given_path(folder, "folder")), folder=True)
-    home = Path("runs") / path.name if out is None else given_path(out, "out")
-    if not isinstance(seeds, int) or seeds < 1:
-        raise UserInputError(f"seeds: {seeds!r:.60} is no whole number >= 1, of runs a row")
+    home = Path("runs") / short_name(path) if out is None else given_path(out, "out")
+    if not isinstance(seeds, int) or not 1 <= seeds <= MOST_RUNS:
+        raise UserInputError(
+            f"seeds: {seeds!r:.60} is no whole number from 1 to {MOST_RUNS}, of runs a row"
+        )
     rows = rows_below(path)
     with silence(show_progress):
         configurations = with_seeds(rows.values(), override_texts(overrides), seeds)

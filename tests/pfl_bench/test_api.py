@@ -89,6 +89,26 @@ def test_a_table_is_run_and_then_read(tmp_path: Path) -> None:
     assert [run.summary["seconds"] for run in again] == seconds
 
 
+def test_tables_of_one_name_have_folders_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As ``pfl-bench table`` has them: two bundled folders are called table1."""
+    monkeypatch.chdir(tmp_path)
+    ran: list[Path] = []
+
+    def stop(row: object, out: Path, **_: object) -> None:
+        ran.append(out)
+        raise RunFolderError("far enough")
+
+    monkeypatch.setattr(pfl_bench.api, "run_row", stop)
+    for folder in ("flair/table1", "qmnist_836/table1"):
+        with pytest.raises(RunFolderError, match="far enough"):
+            pfl_bench.run_table(folder)
+    assert [path.parents[1] for path in ran] == [
+        Path("runs/flair/table1"), Path("runs/qmnist_836/table1")
+    ]  # fmt: skip
+
+
 def test_values_of_numpy_torch_and_paths_are_settings(tmp_path: Path) -> None:
     row = pfl_bench.load_row(
         "demo/federated.yaml",
@@ -159,7 +179,7 @@ def test_an_argument_of_another_type_or_choice_is_named() -> None:
         pfl_bench.FederatedTrainer(None)  # type: ignore[arg-type]
     with pytest.raises(UserInputError, match=r"^plugins: 'methods' is no list"):
         pfl_bench.load_row("demo/federated.yaml", plugins="methods")
-    for seeds in (0, "3", None):
+    for seeds in (0, "3", None, 10_001):
         with pytest.raises(UserInputError, match=r"^seeds: "):
             pfl_bench.run_table("demo", seeds)  # type: ignore[arg-type]
     with pytest.raises(UserInputError, match=r"^recompute: 'most'"):
@@ -220,6 +240,8 @@ def test_messages_name_arguments_of_calls(tmp_path: Path) -> None:
     with pytest.raises(UserInputError, match=r"plugins=\[") as refused:
         pfl_bench.load_run(tmp_path / "run").model()
     assert "--plugins" not in str(refused.value)
+    with pytest.raises(UserInputError, match="`pfl-bench run --out` wrote"):
+        pfl_bench.audit(tmp_path / "none")
 
 
 def test_a_script_that_its_workers_would_run_again_is_told_so(tmp_path: Path) -> None:
