@@ -1,8 +1,8 @@
 """The task of Reddit with ALBERT: fill in masked tokens of comments, one client an author.
 
 Of the ordinary tokens each is chosen with a probability, independently. A chosen one becomes
-``[MASK]`` (80 %), another ordinary token (10 %), or stays as it is (10 %); the model is to tell
-what it was.
+``[MASK]`` (80 %), an ordinary token drawn from all of them (10 %), or stays as it is (10 %); the
+model is to tell what it was.
 
 Training hides anew in each batch, by draws of the client's own stream, so the targets are all
 tokens of a block: of one that is not hidden the model says itself what it is, which costs nothing
@@ -55,7 +55,7 @@ class HideTokens:
         self._ordinary = vocabulary_size - FIRST_WORD
 
     def draw(self, count: int, rng: np.random.Generator) -> Tensor:
-        """Draw three numbers a token: whether, behind what, and behind which other token.
+        """Draw three numbers a token: whether, behind what, and behind which token in its place.
 
         Their shape is (count, 3 * L), int64.
         """
