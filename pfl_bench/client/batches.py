@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pfl_bench.client.forward import Forward
@@ -19,6 +20,29 @@ def num_used(count: int, local: LocalTraining) -> int:
     if local.batch_fraction is None:
         return count
     return max(1, int(local.batch_fraction * count))
+
+
+def examples_processed(
+    num_examples: NDArray[np.int64], local: LocalTraining
+) -> NDArray[np.float64]:
+    """Examples that go through the local steps of clients that have so many each: shape (n,).
+
+    It is what ``LocalResult.num_processed`` will be: an example counts again in each epoch.
+    """
+    counts = num_examples.astype(np.float64)
+    if local.batch_fraction is not None:
+        return np.maximum(1.0, np.floor(local.batch_fraction * counts))
+    everything = counts * local.epochs
+    if local.max_steps is None:
+        return everything
+    if local.batches_across_epochs:
+        return np.minimum(everything, float(local.max_steps * local.batch_size))
+    # The last batch of each epoch may be smaller, and is a step all the same.
+    steps_per_epoch = np.maximum(1.0, np.ceil(counts / local.batch_size))
+    whole_epochs, steps = np.divmod(float(local.max_steps), steps_per_epoch)
+    limited = whole_epochs * counts + np.minimum(counts, steps * local.batch_size)
+    result: NDArray[np.float64] = np.minimum(everything, limited)
+    return result
 
 
 def local_batches(

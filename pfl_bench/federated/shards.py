@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pfl_bench.client.batches import examples_processed
 from pfl_bench.types import LocalTraining
 from privacy.aggregate import Aggregate
 
@@ -48,7 +49,10 @@ def expected_costs(sizes: NDArray[np.int64], local: LocalTraining) -> NDArray[np
     if local.batch_fraction is not None:
         costs = np.ceil(sizes * local.batch_fraction) + 1.0
         return costs
-    steps, examples = expected_work(sizes, local)
+    steps, _ = expected_work(sizes, local)
+    # As if batches were whole where steps are limited: who shares a shard decides sums' last bits.
+    most = np.inf if local.max_steps is None else steps * batch
+    examples = np.minimum(sizes * local.epochs, most)
     costs = examples + steps * (batch / 2) + 2 * batch
     return costs
 
@@ -58,16 +62,15 @@ def expected_work(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Steps of clients of n ``sizes`` in a round, and examples in all of them: shapes (n,)."""
     batch = local.batch_size
+    examples = examples_processed(sizes, local)
     if local.batch_fraction is not None:
-        return np.ones(len(sizes)), np.maximum(1.0, np.floor(sizes * local.batch_fraction))
-    examples = sizes.astype(np.float64) * local.epochs
+        return np.ones(len(sizes)), examples
     if local.batches_across_epochs:
-        steps = np.ceil(examples / batch)
+        steps = np.ceil(sizes.astype(np.float64) * local.epochs / batch)
     else:
         steps = np.ceil(sizes / batch) * local.epochs
     if local.max_steps is not None:
         steps = np.minimum(steps, local.max_steps)
-        examples = np.minimum(examples, steps * batch)
     return steps, examples
 
 

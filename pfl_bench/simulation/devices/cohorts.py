@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfl_bench import plugins
+from pfl_bench.client.batches import examples_processed
 from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.files import drop_after
 from pfl_bench.rng import Purpose, stream
@@ -26,7 +27,6 @@ from pfl_bench.simulation.devices.devices import Devices
 from pfl_bench.simulation.devices.limits import Limits
 from pfl_bench.simulation.devices.timeline import TIMELINES, Outcome, RoundTimeline, play_round
 from pfl_bench.simulation.devices.trace_file import DEVICES, write_trace_file
-from pfl_bench.simulation.devices.work import examples_processed
 from pfl_bench.simulation.selectors import Feedback, Selector, Users
 from pfl_bench.types import (
     ConfigError,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,10 +23,12 @@ from pfl_bench.federated.shards import (
     num_shards,
     shards_of_rank,
 )
+from pfl_bench.federated.trainer import FederatedTrainer
 from pfl_bench.types import LocalTraining
 from privacy import aggregate as aggregates
 from privacy.aggregate import Aggregate
 from privacy.clipping import ClipOutcome
+from tests.helpers import make_config, parts_of
 
 CPU = torch.device("cpu")
 P = 5
@@ -139,6 +142,21 @@ def test_shards_are_a_power_of_two_of_about_two_clients_each(cohort_size: int) -
 )
 def test_costs_are_what_the_steps_come_to(local: LocalTraining, expected: float) -> None:
     assert expected_costs(np.array([13]), local).tolist() == [expected]
+
+
+@pytest.mark.parametrize("local_steps", [None, 1, 3, 5])
+@pytest.mark.parametrize("batches", ["per_epoch", "across_epochs"])
+def test_the_work_that_is_expected_is_what_a_round_of_everybody_does(
+    local_steps: int | None, batches: str, tmp_path: Path
+) -> None:
+    local = {"federated__local_steps": local_steps, "federated__local_batches": batches}
+    everybody = {"federated__sampling": "full", "federated__cohort_size": 60}
+    more = {"federated__num_rounds": 1, "federated__local_epochs": 3}
+    parts = parts_of(make_config("federated", **local, **everybody, **more))
+    trainer = FederatedTrainer(parts, tmp_path, lambda text: None)
+    expected, done = trainer.expected_work(), trainer.advance(1)
+    assert expected.steps == pytest.approx(done["systems/steps"])
+    assert expected.examples == pytest.approx(done["systems/examples"])
 
 
 @given(st.integers(1, 200), st.floats(0.01, 1.0))

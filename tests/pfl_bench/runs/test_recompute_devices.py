@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pfl_bench.client.batches import examples_processed
 from pfl_bench.rng import Purpose, stream
 from pfl_bench.runs.audit import audit_run
 from pfl_bench.simulation.device_sources.generated import generate_devices
 from pfl_bench.simulation.devices.limits import Limits
-from pfl_bench.simulation.devices.work import examples_processed
 from pfl_bench.types import LocalTraining
 from privacy.reference.devices import Devices, processed
 from tests.pfl_bench.runs.test_recompute import again, make

@@ -13,6 +13,7 @@ import pytest
 import torch
 import yaml
 
+from pfl_bench.client.batches import examples_processed
 from pfl_bench.federated.parts import build_engine
 from pfl_bench.report.run_folder import read_run
 from pfl_bench.report.systems import clock_panel, device_panels, timeline_panel
@@ -21,7 +22,6 @@ from pfl_bench.simulation.devices.clock import VirtualClock
 from pfl_bench.simulation.devices.devices import Devices, Fleet
 from pfl_bench.simulation.devices.timeline import Outcome, play_round
 from pfl_bench.simulation.devices.trace_file import read_trace_file, write_trace_file
-from pfl_bench.simulation.devices.work import examples_processed
 from tests.helpers import make_config, parts_of
 
 CPU = torch.device("cpu")
