@@ -24,6 +24,11 @@ it follows from the release's length. Nothing that a ledger's line states widens
   of squares 64 times.
 - An algorithm's central gradient of the same sum under other noise: along this round's noise no
   further than a normal number goes, ``_KNOWS``.
+- Rounding may explain more than a client or the noise, where many clients go one way. A round in
+  which what differs could hide one (``could_hide``) is not computed again: release, sum and next
+  central parameters have to agree as if 6 A were ``_PART`` of the clipping bound, and of the length
+  of the noise, whatever rounding explains. Of a whole bound both projections are that near with
+  probability 0.04.
 - Cohort, counts, examples and steps: equal; of updates so near to the bound that rounding decides
   whether they are clipped, either will do.
 
@@ -34,6 +39,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -51,13 +57,15 @@ from privacy.audit.recomputed_noise import (
     rounding_of,
 )
 from privacy.audit.rounding import FINE, SIGNS, Allowed
-from privacy.reference.round import Round
+from privacy.reference.round import Round, State
 
 # In coarse precisions the norm of a sum may be off by this part of R: what ties clients together
 # moves it more.
 _ALONG = 0.125
 # From here on a difference would say little.
 MOST = 0.2
+# Of what one client may contribute, and of the noise: a difference beyond it could hide either.
+_PART = 0.25
 _COLUMNS = 256
 _EXACT = 1e-9
 # Standard deviations, beyond which a normal number is with probability 3e-12.
@@ -194,6 +202,37 @@ def carry_on(line: Json, made: Round, allowed: Allowed) -> None:
 def shares(made: Round, allowed: Allowed) -> float:
     """A in parts of what it is about, or R, whichever is more."""
     return max(allowed.relative, allowed.total / max(_scale(made), 1e-30))
+
+
+def could_hide(
+    line: Json,
+    following: Json | None,
+    saved: Tensor | None,
+    made: Round,
+    sketch: Sketch,
+    before: State,
+    allowed: Allowed,
+) -> bool:
+    """Whether what differs may be a client, or noise that is missing, though rounding explains it.
+
+    ``before`` is the state before the round; the others are those of ``compare``.
+    """
+    root = math.sqrt(len(made.total))
+    # The shortest vector whose norm is the bound.
+    least = made.bound / (root if before.mechanism.order == 1.0 else 1.0)
+    if made.stddev > 0.0:
+        least = min(least, made.stddev * root / math.sqrt(max(1, len(made.lengths))))
+    near, alone = _PART * least / 6.0, Allowed(0.0, before.optimizer)
+    alone.step(made, near / _denominator(line))
+    # Rates fall, and the parameters keep what earlier steps have put them off by.
+    allowed.of_one = max(allowed.of_one, alone.central)
+    differing = itertools.chain(
+        _sum(line, made, sketch, near, False),
+        report_problems(line, made, near),
+        _central(following, made, sketch, allowed.of_one),
+        () if saved is None else _saved(saved, made, allowed.of_one),
+    )
+    return next(differing, None) is not None
 
 
 def _scale(made: Round) -> float:

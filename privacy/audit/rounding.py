@@ -45,13 +45,14 @@ class Allowed:
 
     ``rounds`` counts those since then, the one that is compared included; ``central`` is the
     distance of the central parameters; ``clients``, ``total`` and ``length`` are what is added to
-    R, to A and to what is allowed of the sum's norm, of the round. ``each`` is of ``ROUNDING``; the
-    central optimizer, as it was then, is copied.
+    R, to A and to what is allowed of the sum's norm, of the round. ``of_one`` is the most that a
+    part of one client has moved the central parameters by in a round. ``each`` is of ``ROUNDING``;
+    the central optimizer, as it was then, is copied.
     """
 
     def __init__(self, each: float, optimizer: Optimizer) -> None:
         self.each, self.rounds, self.central = each, 0, 0.0
-        self.clients = self.total = self.length = 0.0
+        self.clients = self.total = self.length = self.of_one = 0.0
         self._disturbed = copy.deepcopy(optimizer)
         self._shift: Tensor | float = 0.0
         self._float32 = 0.0

@@ -251,6 +251,13 @@ class _Work:
                     "difference"
                 )
                 return
+            sides = (line, after.get("central"), saved, made, sketch, before, allowed)
+            if not found and recomputed.could_hide(*sides):
+                self._done.reasons.append(
+                    f"from round {number} on, more differs than a quarter of what one client may "
+                    "contribute, or of the noise: rounding explains it, but could hide either"
+                )
+                return
             recomputed.carry_on(line, made, allowed)
             if state.devices is not None:
                 now, clock = state.devices.now, "systems/total_simulated_seconds"

@@ -30,6 +30,7 @@ from privacy import mechanism as mechanisms
 from privacy.audit.rounding import Allowed
 from privacy.empirical.canaries import Canaries
 from privacy.mechanisms.adaptive_gaussian import AdaptiveGaussian
+from privacy.recording.central_record import CentralRecord
 from privacy.reference.client import places
 from privacy.reference.devices import processed
 from privacy.reference.round import Round
@@ -590,3 +591,35 @@ def test_moments_of_another_run_in_a_checkpoint_are_found(tmp_path: Path) -> Non
 
     change_checkpoint(path, forget_noise)
     assert any("first moments" in problem for problem in again(folder).problems)
+
+
+def test_a_user_counted_twice_within_rounding_is_not_computed_again(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    """Rounding in bfloat16 explains a client, and such a round counted as computed again."""
+    changes = {
+        "precision": "bfloat16",
+        "privacy__mechanism": {"name": "gaussian", "clip_norm": 0.1},
+        "checkpoint__every": 10,
+    }
+    assert again(make(tmp_path / "sound", **changes)).rounds[:3] == [1, 2, 3]
+    last: list[torch.Tensor] = []
+    add, record = training.UpdateAggregator.add, CentralRecord.round
+
+    def added(self: Any, aggregate: Any, update: torch.Tensor, *rest: Any) -> Any:
+        last[:] = [update.clone()]
+        return add(self, aggregate, update, *rest)
+
+    def recorded(self: Any, mean: torch.Tensor, *rest: Any) -> Any:
+        rounds.append(len(rounds) + 1)
+        if len(rounds) == 3:
+            mean += last[0] * (0.1 / float(last[0].norm())) / 12.0
+        return record(self, mean, *rest)
+
+    rounds: list[int] = []
+    monkeypatch.setattr(training.UpdateAggregator, "add", added)
+    monkeypatch.setattr(CentralRecord, "round", recorded)
+    found = again(make(tmp_path / "run", **changes))
+    assert found.rounds == [1, 2]
+    assert "a quarter of what one client may contribute" in found.reasons[0]
+    assert not found.problems
