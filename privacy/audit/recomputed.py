@@ -215,7 +215,8 @@ def could_hide(
 ) -> bool:
     """Whether what differs may be a client, or noise that is missing, though rounding explains it.
 
-    ``before`` is the state before the round; the others are those of ``compare``.
+    ``before`` is the state before the round; the others are those of ``compare``, ``saved`` of
+    shape (P,).
     """
     root = math.sqrt(len(made.total))
     # The shortest vector whose norm is the bound.
