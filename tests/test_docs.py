@@ -182,6 +182,14 @@ def test_first_lines_of_bundled_rows_are_commands_that_are_understood() -> None:
         assert missing_row(arguments) is None, row
 
 
+def test_the_page_of_qmnist_836_counts_its_private_rows() -> None:
+    page = (REPOSITORY / "docs" / "how_to" / "qmnist_836.md").read_text(encoding="utf-8")
+    folders = [REPOSITORY / "configs/qmnist_836" / name for name in ("table1", "mechanisms")]
+    rows = [load_config(row).config for folder in folders for row in rows_below(folder).values()]
+    private = sum(row.privacy is not None for row in rows)
+    assert re.findall(r"audits of (\d+) private runs", page) == [str(private)]
+
+
 def test_scripts_in_the_documents_are_executable_by_bash() -> None:
     for script in sorted((REPOSITORY / "scripts").glob("*.sh")):
         subprocess.run(["bash", "-n", str(script)], check=True)
