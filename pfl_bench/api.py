@@ -52,7 +52,8 @@ def load_row(
         name: Path of the row.
         plugins: Folders of plug-ins of one's own.
         task: What ``in_memory_task`` gives: data and model in place of the row's. Published
-            numbers and splits that it lacks are left out. A dict is an override as any.
+            numbers are left out, and what the row evaluates or chooses the model by that the task
+            lacks. A dict is an override as any.
         **overrides: Settings that win over the file, by dotted key with ``__`` for the dot, such
             as ``federated__num_rounds=10``; numpy's and torch's scalars and arrays are numbers, and
             paths are texts.

@@ -66,13 +66,18 @@ class HeldTask:
     def overrides(self, row: Mapping[str, Any], name: str) -> dict[str, Any]:
         """Overrides by which a row trains the task, by dotted key with ``__`` for the dot.
 
-        Published numbers go, and so do splits to evaluate that this task lacks.
+        Published numbers go, and so do splits and columns to evaluate by that this task lacks, and
+        the choice of a model by such a split: the last one is taken.
         """
         lists = {"splits": [], "final_splits": ["test"], **(row.get("evaluation") or {})}
-        kept = {
+        kept: dict[str, Any] = {
             f"evaluation__{key}": [split for split in lists[key] if split in self.splits]
             for key in ("splits", "final_splits")
         }
+        if lists.get("strata"):
+            kept["evaluation__strata"] = []
+        if str(lists.get("select_best") or "train").partition("/")[0] not in self.splits:
+            kept["evaluation__select_best"] = None
         slug = re.sub(r"[^A-Za-z0-9._-]+", "-", self.name).strip("-.") or "task"
         section = self.section()
         return {

@@ -284,6 +284,17 @@ def test_datasets_and_users_with_further_examples_are_read() -> None:
     assert pfl_bench.load_row("demo/federated", task=task).config.evaluation.splits == []
 
 
+def test_what_a_row_evaluates_and_a_task_lacks_is_left_out(tmp_path: Path) -> None:
+    task = pfl_bench.in_memory_task("few", users(6, "u", 1), test=users(2, "t", 2), model=Net)
+    chosen = pfl_bench.load_row("flair/table3/federated_imagenet", task=task).config.evaluation
+    assert (chosen.splits, chosen.select_best) == ([], None)
+    row = "leaf/figure2/e1"
+    assert pfl_bench.load_row(row).config.evaluation.strata
+    few = {"federated__num_rounds": 1, "federated__cohort_size": 2}
+    result = pfl_bench.run_row(pfl_bench.load_row(row, task=task, **few), tmp_path)
+    assert 0 <= result.metrics["test/accuracy"] <= 1
+
+
 @pytest.mark.parametrize("row", ["demo/private_federated", "demo/central_dp"])
 def test_weights_that_a_private_model_writes_by_itself_are_refused(
     row: str, tmp_path: Path
