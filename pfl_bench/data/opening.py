@@ -75,7 +75,7 @@ def read_attributes(file: Any, path: Path) -> dict[str, Any]:
             f"not {FORMAT!r}. Prepare the data with `pfl-bench data prepare`."
         )
     version = file.attrs.get("layout_version")
-    if version != LAYOUT_VERSION:
+    if not isinstance(version, np.integer) or version != LAYOUT_VERSION:
         raise DataError(
             f"{path}: layout version {version}, but this release reads version {LAYOUT_VERSION}. "
             "Prepare the data again with this release, or use the release that wrote the file."

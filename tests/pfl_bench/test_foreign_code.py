@@ -169,6 +169,7 @@ if __name__ == "__main__":
         run = Run(Path("out"), partial(methodcaller("touch"), done), done.exists)
         jobs = Path("jobs")
         assert queue.launch([run], LocalLauncher(jobs, 1), jobs) == {run.folder: None}
+        assert not jobs.stat().st_mode & 0o077
     else:
         print(len(list(draw_in_order(iter([Batch(0, 0, [["cat"]], [0], 32)] * 2), 2))))
 """

@@ -62,7 +62,8 @@ class _Queue:
         """Look at the jobs, begin what can begin; tell whether anything is left to wait for."""
         self._look()
         if self._waiting:
-            self._jobs.mkdir(parents=True, exist_ok=True)
+            # It holds runs' configurations, whose seed tells the noise, and pickles that are read.
+            self._jobs.mkdir(mode=0o700, parents=True, exist_ok=True)
             # Another command on the same runs must not submit between our look and our record.
             with FileLock(self._jobs / ".lock"):
                 self._begin()

@@ -96,6 +96,7 @@ BOUNDS = np.append(0, np.cumsum(np.tile([0, 1, 2], 21)))
     ("change", "words"),
     [
         (attribute("layout_version", 2), r"layout version 2, .* reads version 1"),
+        (attribute("layout_version", [1, 1]), r"layout version \[1 1\]"),
         (lambda file: file.attrs.__delitem__("layout_version"), "layout version None"),
         (attribute("format", 3), "not a store"),
         (lambda file: file.attrs.__delitem__("task"), "'task' is missing"),
