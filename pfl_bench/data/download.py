@@ -34,7 +34,9 @@ RANGE_REFUSED = 416
 LOCK = ".download.lock"
 PLAIN_NAME = re.compile("[A-Za-z0-9_][A-Za-z0-9_.-]*")
 DIGEST = re.compile("md5:[0-9a-f]{32}|sha256:[0-9a-f]{64}")
-CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
+# Python refuses to read a number of thousands of digits.
+LENGTH = re.compile("[0-9]{1,18}")
+CONTENT_RANGE = re.compile("bytes ([0-9]{1,18})-[0-9]+/([0-9]{1,18}|[*])")
 
 
 def download(
@@ -174,7 +176,10 @@ def _fetch(file: RemoteFile, target: Path, progress: Progress, advice: str) -> N
     path = target / file.name
     if path.exists():  # by a download that has just ended
         return
-    partial = _Running(file, target / f".{file.name}.partial")
+    part = target / f".{file.name}.partial"
+    if part.is_symlink():  # what it points to is not ours to write
+        part.unlink()
+    partial = _Running(file, part)
     if file.size is not None and partial.size >= file.size and not partial.is_whole:
         partial.restart()
     failures = []
@@ -290,7 +295,7 @@ def _declared_size(response: HTTPResponse, partial: _Running) -> int | None:
     """Bytes of the whole file by the answer's headers, which may not say; checks its part."""
     length = response.headers.get("Content-Length", "")
     if response.status == 200:
-        return int(length) if length.isdecimal() else None
+        return int(length) if LENGTH.fullmatch(length) else None
     if response.status != 206:
         raise _TryError(f"HTTP {response.status} {response.reason}", again=False)
     found = CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
@@ -299,7 +304,7 @@ def _declared_size(response: HTTPResponse, partial: _Running) -> int | None:
         raise _TryError("the server gives another part than was asked for", again=True)
     if found[2] != "*":
         return int(found[2])
-    return partial.size + int(length) if length.isdecimal() else None
+    return partial.size + int(length) if LENGTH.fullmatch(length) else None
 
 
 def _chunks(response: HTTPResponse) -> Iterator[bytes]:

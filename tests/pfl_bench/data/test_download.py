@@ -66,6 +66,12 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(200, content)
         elif word == "unsized":
             self.answer(200, content, sized=False)
+        elif word == "digits":
+            self.send_response(206 if asked else 200)
+            self.send_header("Content-Length", "9" * 5000)
+            self.send_header("Content-Range", f"bytes {start}-1/{'9' * 5000}")
+            self.end_headers()
+            self.wfile.write(content[start:])
         elif word == "wrong":
             self.answer(206 if asked else 200, OTHER[start:], start)
         elif start >= len(content):
@@ -697,3 +703,23 @@ def test_a_task_without_files_points_to_its_readme(
     monkeypatch.delattr(prepare, "FILES")
     assert main(["data", "download", "femnist"]) == 2
     assert "tasks/femnist/README.md" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("there", [0, 100])
+def test_a_length_of_thousands_of_digits_is_none(server: Server, target: Path, there: int) -> None:
+    target.mkdir(parents=True)
+    (target / PARTIAL).write_bytes(CONTENT[:there])
+    server.script["/a"] = ["digits"]
+    download([remote(server)], target, Progress())
+    assert is_whole(target)
+
+
+def test_nothing_is_fetched_through_a_link(server: Server, target: Path, tmp_path: Path) -> None:
+    target.mkdir(parents=True)
+    (tmp_path / "outside").write_bytes(CONTENT[:100])
+    (target / PARTIAL).symlink_to(tmp_path / "outside")
+    server.script["/a"] = ["good"]
+    download([remote(server)], target, Progress())
+    assert is_whole(target)
+    assert not (target / NAME).is_symlink()
+    assert (tmp_path / "outside").read_bytes() == CONTENT[:100]
