@@ -21,6 +21,7 @@ from pfl_bench.runs.checkpoint import load, save_checkpoint, steps_saved
 from pfl_bench.runs.runner import run
 from pfl_bench.trainers import central, dp_sgd
 from pfl_bench.trainers.central import CentralTrainer
+from privacy.recording.step_observation import StepObserver
 from tests.contracts.small_stores import write_scattering
 from tests.helpers import make_config
 
@@ -306,3 +307,27 @@ def test_a_model_that_remembers_examples_fails(tmp_path: Path, monkeypatch: Patc
     run(small(), tmp_path)
     outcome, text = evidence_of(audit_run(tmp_path))["recomputation"]
     assert (outcome, "hangs on the examples before it" in text) == ("failed", True)
+
+
+def test_a_step_without_noise_within_rounding_is_not_computed_again(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    """At a small rate, what float32 may round of the parameters explained a whole step's noise."""
+    rate, steps = 1e-5, 0
+    step = StepObserver.step
+
+    def without_noise(self: StepObserver, sums: list[Any], gradients: list[Any]) -> None:
+        nonlocal steps
+        steps += 1
+        if steps == 3:
+            for moved, total, noised in zip(self._parameters, sums, gradients, strict=True):
+                moved.data.add_(noised - total / 32.0, alpha=rate)
+        step(self, sums, gradients)
+
+    monkeypatch.setattr(StepObserver, "step", without_noise)
+    run(small(central__learning_rate=rate), tmp_path / "run")
+    done = audit_run(tmp_path / "run")
+    outcome, evidence = evidence_of(done)["recomputation"]
+    assert outcome == "passed"
+    assert evidence.startswith("clipped sums and parameters of 2 of 38 steps")
+    assert "could hide an example" in evidence
