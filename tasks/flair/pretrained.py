@@ -180,6 +180,16 @@ def _foreign(path: Path, difference: str) -> ConfigError:
     )
 
 
+def _is_whole(value: object) -> bool:
+    """Whether a value is a tensor with all of its elements in the file, none of them repeated."""
+    return (
+        isinstance(value, Tensor)
+        and (value.layout, value.device.type) == (torch.strided, "cpu")
+        and not value.is_quantized
+        and value.nbytes <= value.untyped_storage().nbytes()
+    )
+
+
 def _read_state(path: Path) -> dict[str, Tensor]:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
@@ -190,7 +200,7 @@ def _read_state(path: Path) -> dict[str, Tensor]:
             "torch.save, such as torchvision's own file"
         ) from error
     if not isinstance(state, dict) or not all(
-        isinstance(key, str) and isinstance(value, Tensor) for key, value in state.items()
+        isinstance(key, str) and _is_whole(value) for key, value in state.items()
     ):
         raise ConfigError(
             f"{path}: holds no state dict (names of weights, each with a tensor); give one, such "

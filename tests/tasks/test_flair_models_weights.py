@@ -331,6 +331,9 @@ def without(state: dict[str, Tensor], key: str) -> dict[str, Tensor]:
         (lambda s: {**s, "conv1.1.bias": torch.full((24,), float("nan"))}, "are not finite"),
         (lambda s: {"state_dict": s}, "holds no state dict"),
         (lambda s: [1, 2], "holds no state dict"),
+        (lambda s: s | {"a": torch.zeros(1).expand(2**40)}, "holds no state dict"),
+        (lambda s: s | {"a": torch.eye(2).to_sparse()}, "holds no state dict|cannot be read"),
+        (lambda s: s | {"a": torch.empty(2, device="meta")}, "holds no state dict"),
         (lambda s: nn.Linear(2, 2), "cannot be read as a file of weights"),
     ],
 )
