@@ -123,7 +123,8 @@ def _kind_and_settings(
     if options.name == "adagrad":
         return torch.optim.Adagrad, {"eps": eps}
     if options.name == "yogi":
-        return Yogi, {"betas": betas, "eps": eps}
+        start = options.initial_second_moment
+        return Yogi, {"betas": betas, "eps": eps, "initial_second_moment": start}
     adam = AdamEpsilonHat if options.epsilon_hat else torch.optim.Adam
     kind = torch.optim.AdamW if options.name == "adamw" else adam
     return kind, {"betas": betas, "eps": eps, "fused": True}

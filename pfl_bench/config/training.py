@@ -49,7 +49,8 @@ class OptimizerOptions(Strict):
     """A central optimizer (the literature's server optimizer) and its constants.
 
     Attributes:
-        name: "sgd", "adam", "adamw", "adagrad" or "yogi".
+        name: "sgd", "adam" and "adamw" (both with correction of bias, which algorithm 2 of Reddi et
+            al. 2021 does without), "adagrad" or "yogi" (without).
         momentum: For sgd.
         beta1: For adam, adamw, yogi.
         beta2: For adam, adamw, yogi.
@@ -57,6 +58,8 @@ class OptimizerOptions(Strict):
         epsilon_hat: For adam: epsilon is the one that Kingma and Ba (2015, section 2) call epsilon
             hat, as in Keras: added before the second moment's bias is corrected. Steps where it
             rules are then smaller at first, in round t by sqrt(1 - beta2^t).
+        initial_second_moment: For yogi: where its second moment starts. FedScale's code has epsilon
+            there.
         weight_decay: L2 penalty (adamw: decoupled).
     """
 
@@ -66,12 +69,15 @@ class OptimizerOptions(Strict):
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
     epsilon: PositiveFloat = 1e-8
     epsilon_hat: bool = False
+    initial_second_moment: Annotated[float, Field(ge=0)] = 1e-6
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
 
     @model_validator(mode="after")
-    def _epsilon_hat_is_adam_s(self) -> OptimizerOptions:
-        if self.epsilon_hat and self.name != "adam":
-            raise ValueError(f"epsilon_hat is for adam alone, not for {self.name}; remove it")
+    def _settings_are_of_the_optimizer(self) -> OptimizerOptions:
+        for key, name in (("epsilon_hat", "adam"), ("initial_second_moment", "yogi")):
+            is_given = getattr(self, key) != type(self).model_fields[key].default
+            if is_given and self.name != name:
+                raise ValueError(f"{key} is for {name} alone, not for {self.name}; remove it")
         return self
 
 

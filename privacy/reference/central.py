@@ -10,7 +10,7 @@ kept from step to step:
 | adagrad | h = g + d x; s += h^2; x -= eta h / (sqrt(s) + e) |
 | adam | h = g + d x; u = b1 u + (1 - b1) h; s = b2 s + (1 - b2) h^2; x -= eta u' / (sqrt(s') + e) |
 | adamw | the same of h = g, after x -= eta d x |
-| yogi | as adam, but s -= (1 - b2) sign(s - h^2) h^2 from 1e-6, and no bias correction |
+| yogi | as adam, but s -= (1 - b2) sign(s - h^2) h^2 from s_0, and no bias correction |
 
 u' = u / (1 - b1^t) and s' = s / (1 - b2^t) are without bias; with ``epsilon_hat`` e stands beside
 sqrt(s), and is divided by sqrt(1 - b2^t) here.
@@ -57,7 +57,7 @@ class Optimizer:
         self.options, self.steps = options, 0
         self.first, self.second = torch.zeros(2, length, dtype=torch.float64)
         if options.name == "yogi":
-            self.second += 1e-6
+            self.second += options.initial_second_moment
 
     def step(self, central: Tensor, gradient: Tensor, eta: float) -> Tensor:
         """The parameters after a step, shape (P,), float64, of those before and the gradient."""

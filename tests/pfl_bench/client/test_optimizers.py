@@ -22,14 +22,19 @@ def test_each_optimizer_descends_a_quadratic(name: str) -> None:
     assert float(point.norm()) < 1.5
 
 
-@pytest.mark.parametrize("decay", [0.0, 0.1])
-def test_yogi_takes_the_steps_of_the_paper(decay: float) -> None:
+@pytest.mark.parametrize(("decay", "start"), [(0.0, 1e-6), (0.1, 1e-6), (0.0, 1e-8)])
+def test_yogi_takes_the_steps_of_the_paper(decay: float, start: float) -> None:
     """Reddi et al. 2021, algorithm 2, worked by hand for two steps in one dimension."""
     beta1, beta2, tau, rate = 0.9, 0.99, 1e-3, 0.1
     options = OptimizerOptions(
-        name="yogi", beta1=beta1, beta2=beta2, epsilon=tau, weight_decay=decay
+        name="yogi",
+        beta1=beta1,
+        beta2=beta2,
+        epsilon=tau,
+        initial_second_moment=start,
+        weight_decay=decay,
     )
-    x, m, v = 0.5, 0.0, 1e-6
+    x, m, v = 0.5, 0.0, start
     point = torch.full((1,), x, dtype=torch.float64)
     optimizer = build_optimizer(options, [point], rate)
     for given in (-0.5, 0.02):
@@ -137,9 +142,11 @@ def test_epsilon_hat_makes_first_steps_small_where_epsilon_rules() -> None:
     assert first_step(False) / first_step(True) == pytest.approx(31.6, rel=0.02)
 
 
-def test_epsilon_hat_is_refused_for_others() -> None:
+def test_settings_of_other_optimizers_are_refused() -> None:
     with pytest.raises(ValueError, match="epsilon_hat is for adam alone"):
         OptimizerOptions(name="sgd", epsilon_hat=True)
+    with pytest.raises(ValueError, match="initial_second_moment is for yogi alone"):
+        OptimizerOptions(name="adam", initial_second_moment=1e-8)
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ OPTIMIZERS: list[dict[str, Any]] = [
     {"name": "adam", "epsilon": 1e-3, "epsilon_hat": True},
     {"name": "adamw", "epsilon": 1e-3, "weight_decay": 0.1},
     {"name": "adagrad", "epsilon": 1e-3},
-    {"name": "yogi", "epsilon": 1e-3, "weight_decay": 0.01},
+    {"name": "yogi", "epsilon": 1e-3, "weight_decay": 0.01, "initial_second_moment": 1e-3},
 ]
 
 
