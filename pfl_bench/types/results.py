@@ -95,8 +95,7 @@ class RunSummary:
         privacy: The privacy statement; None for a run that claims nothing.
         data: Facts about the data.
         metric_directions: What ``pfl_bench.metrics.MetricDirections`` writes; None in older runs.
-        selected_by: Metric by which the model was chosen among those of the rounds; empty for the
-            last model.
+        selection: How the model was chosen among those of the rounds; None for the last model.
     """
 
     name: str
@@ -121,7 +120,12 @@ class RunSummary:
     privacy: Mapping[str, Any] | None
     data: Mapping[str, Any]
     metric_directions: Mapping[str, Any] | None
-    selected_by: str
+    selection: Mapping[str, Any] | None
+
+    @property
+    def selected_by(self) -> str:
+        """Metric by which the model was chosen; empty for the last model."""
+        return str((self.selection or {}).get("metric") or "")
 
     @classmethod
     def of(cls, document: Mapping[str, Any], index: int = 0) -> RunSummary:
@@ -139,7 +143,7 @@ class RunSummary:
             **{key: str(document.get(key) or "") for key in ("task", "departure", "edited")},
             **{key: document.get(key) or {} for key in ("systems", "data")},
             **{key: document.get(key) for key in ("rounds", "privacy", "metric_directions")},
-            **{key: document.get(key) for key in ("settings_sha256", "model_sha256")},
+            **{key: document.get(key) for key in ("settings_sha256", "model_sha256", "selection")},
         }
         return cls(
             **plain,
@@ -150,7 +154,6 @@ class RunSummary:
             seconds=as_float(document.get("seconds")),
             diverged=document.get("diverged") or None,
             pinned_nonce=bool(document.get("pinned_nonce")),
-            selected_by=str((document.get("selection") or {}).get("metric") or ""),
             budgets=tuple(document.get("budgets") or ()),
         )
 
