@@ -184,7 +184,7 @@ class _Run:
         self._optimizer = Optimizer(self._options.optimizer, length)
         # Takes the steps from where rounding may have led, which is that far from the parameters.
         self._disturbed, self._shift = copy.deepcopy(self._optimizer), torch.zeros(length)
-        self._apart = self._of_one = 0.0
+        self._apart, self._off = 0.0, np.zeros(1)
 
     def checks(self) -> Iterator[Check]:
         """The checks made, with the differences found."""
@@ -282,13 +282,13 @@ class _Run:
         (own,) = self._sketcher.sketch_flat(self._reference.parameters)
         recorded = self._steps.sketches("parameters")[index]
         allowed = _UNITS * _UNIT * max(1.0, float(own[0])) + self._apart
-        # Rates fall, and the parameters keep what earlier steps have put them off by.
         hidden = _PART * self.settings.clip_norm / self.settings.batch_size
         off_by = gradient + hidden / math.sqrt(len(before))
         one = moments.step(before, off_by, rate) - self._reference.parameters
-        self._of_one = max(self._of_one, float(one.norm()))
-        is_within = self._of_one < np.abs(recorded - own).max() <= allowed
-        if is_within and not found.problems:
+        # The parameters keep what earlier steps have put them off by.
+        moved_off, self._off = np.abs(recorded - own - self._off).max(), recorded - own
+        could_hide = moved_off > float(one.norm()) and np.abs(self._off).max() <= allowed
+        if could_hide and not found.problems:
             self._stopped = "parameters differ by what could hide an example, within rounding"
             found.steps -= 1
             return False
