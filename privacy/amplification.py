@@ -18,6 +18,7 @@ from typing import Any
 
 from privacy.errors import PrivacyError
 from privacy.sampling_scheme import Participation as Participation
+from privacy.sampling_scheme import check_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,7 @@ def check_composition_numbers(noise_multiplier: float, rounds: int) -> None:
         raise PrivacyError(
             f"noise_multiplier is {noise_multiplier!r}, but must be finite and at least 0"
         )
+    check_size("rounds", rounds)
     if rounds < 0 or rounds != int(rounds):
         raise PrivacyError(f"rounds is {rounds!r}, but must be a whole number, at least 0")
 

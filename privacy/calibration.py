@@ -13,6 +13,7 @@ import math
 from privacy.accountant import LARGEST_EPSILON, check_accountant, check_delta, compose_epsilon
 from privacy.amplification import MechanismComposition, Participation, sampled_gaussian
 from privacy.errors import PrivacyError
+from privacy.sampling_scheme import check_size
 from privacy.search import PRV_OFFSET, last_within, search_in_stages, smallest_noise
 
 
@@ -60,6 +61,7 @@ def calibrate_noise_multiplier(
     1e7 fits the budget.
     """
     _check(epsilon, delta, participation, accountant, composition)
+    check_size("rounds", rounds)
     if rounds < 1 or rounds != int(rounds):
         raise PrivacyError(f"rounds is {rounds!r}, but must be a whole number, at least 1")
     near = epsilon

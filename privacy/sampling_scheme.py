@@ -28,6 +28,7 @@ Adjacency = Literal["add-or-remove-one", "replace-one", "zero-out"]
 Pattern = Literal["none", "groups", "separated"]
 
 _PACKAGE = "privacy.schemes"
+_LARGEST = 2**1023  # the last power of two that a float holds
 # Messages name these first.
 _USUAL = (
     "poisson",
@@ -230,6 +231,12 @@ def draw_distinct(rng: Rng, population: int, size: int) -> Ids:
     return np.sort(chosen.astype(np.int64, copy=False))
 
 
+def check_size(name: str, size: float) -> None:
+    """Refuse, by a PrivacyError, a number of users or rounds that no float holds."""
+    if size > _LARGEST and size != math.inf:
+        raise PrivacyError(f"{name} is larger than a float holds, about 9e307; lower it")
+
+
 @dataclass(frozen=True, slots=True)
 class Participation:
     """Participation of users: the sampler draws by it, and the accountant accounts it.
@@ -249,6 +256,8 @@ class Participation:
     cohort_size: float
 
     def __post_init__(self) -> None:
+        check_size("population_size", self.population_size)
+        check_size("cohort_size", self.cohort_size)
         self.scheme.check(self)
 
     @classmethod

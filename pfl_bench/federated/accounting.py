@@ -191,8 +191,11 @@ def _setting(
 def _number(where: str, name: str, value: object) -> float:
     # numpy's numbers, too.
     if not isinstance(value, str | bytes | bool):
-        with suppress(TypeError, ValueError):
-            return float(cast("float", value))
+        try:
+            with suppress(TypeError, ValueError):
+                return float(cast("float", value))
+        except OverflowError:
+            raise ConfigError(f"{where}: {name} is larger than a float holds") from None
     raise ConfigError(f"{where}: {name} is {value!r}, but must be a number")
 
 
