@@ -268,6 +268,7 @@ def _examples(where: str, given: Any, integer_targets: bool | None) -> tuple[Ten
 def _tensor(where: str, value: Any) -> Tensor:
     import torch
 
+    _check_mask(where, value)
     try:
         tensor = value.detach().cpu() if isinstance(value, torch.Tensor) else None
         if tensor is None:
@@ -297,6 +298,15 @@ def _tensor(where: str, value: Any) -> Tensor:
     return cast
 
 
+def _check_mask(where: str, value: Any) -> None:
+    """Refuse a masked array, or a list of arrays of which one is: a tensor has no mask."""
+    if any(np.ma.is_masked(one) for one in (value if isinstance(value, list | tuple) else [value])):
+        raise DataError(
+            f"{where}: numbers are masked, and would be trained on; fill them (filled), or leave "
+            "their examples out"
+        )
+
+
 def _read_dataset(where: str, given: Any) -> tuple[Any, Any]:
     """Inputs and targets of a map-style Dataset, each read once."""
     import torch
@@ -308,6 +318,7 @@ def _read_dataset(where: str, given: Any) -> tuple[Any, Any]:
         item = given[index]
         if not isinstance(item, tuple | list) or len(item) != 2:
             raise DataError(f"{where}: item {index} is no pair (input, target); give {_ALLOWED}")
+        _check_mask(f"{where}, item {index}", item)
         inputs.append(np.asarray(item[0]))
         targets.append(np.asarray(item[1]))
     if inputs and not np.array_equal(inputs[0], np.asarray(given[0][0])):

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 import pfl_bench
 from pfl_bench.client.model_checks import mixing_layer
@@ -452,6 +452,27 @@ def test_arrays_that_are_read_only_are_taken_without_a_warning() -> None:
     for array in fixed:
         array.flags.writeable = False
     pfl_bench.in_memory_task("fixed", {"a": fixed}, model=Net)
+
+
+def test_masked_numbers_are_refused_and_arrays_without_a_mask_taken() -> None:
+    masked = np.ma.masked_array(X, mask=np.arange(X.size).reshape(X.shape) == 7)
+
+    class Pairs(Dataset[Any]):
+        def __len__(self) -> int:
+            return len(masked)
+
+        def __getitem__(self, index: int) -> Any:
+            return masked[index], Y[index]
+
+    for given, part in (
+        ((masked, Y), "inputs"),
+        ((list(masked), Y), "inputs"),
+        ((X, np.ma.masked_equal(Y, Y[0])), "targets"),
+        (Pairs(), "item 1"),
+    ):
+        with pytest.raises(UserInputError, match=f"user 'a', {part}: numbers are masked"):
+            pfl_bench.in_memory_task("masked", {"a": given}, model=Net)
+    pfl_bench.in_memory_task("bare", {"a": (np.ma.masked_array(X), Y)}, model=Net)
 
 
 def test_what_is_no_task_is_refused() -> None:
