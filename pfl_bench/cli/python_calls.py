@@ -70,15 +70,19 @@ def override_texts(overrides: Mapping[str, Any]) -> list[str]:
 
 def _as_yaml(key: str, value: Any) -> str:
     """A value as an override's text; numbers keep all digits."""
-    value = _plain(value)
-    if isinstance(value, bool | int | str) or value is None:
-        return json.dumps(value)
     try:
+        value = _plain(value)
+        if isinstance(value, bool | int | str) or value is None:
+            return json.dumps(value)
         text: str = yaml.safe_dump(value, default_flow_style=True, width=10**9)
     except yaml.YAMLError as error:
         raise ConfigError(
             f"{key}: {type(value).__name__} is no value of a row, or holds one that is none "
             f"({error}); give numbers, texts, true or false, None, paths, lists or dicts of them"
+        ) from None
+    except RecursionError:
+        raise ConfigError(
+            f"{key}: is nested too deep, or holds itself; give a flatter value"
         ) from None
     return text.removesuffix("...\n").rstrip("\n")
 

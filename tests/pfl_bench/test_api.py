@@ -131,6 +131,10 @@ def test_values_of_numpy_torch_and_paths_are_settings(tmp_path: Path) -> None:
         pfl_bench.load_row("demo/federated.yaml", name=np.zeros(3))
     with pytest.raises(ConfigError, match="federated__num_rounds: object is no value of a row"):
         pfl_bench.load_row("demo/federated.yaml", federated__num_rounds=object())
+    holds_itself: dict[str, Any] = {}
+    holds_itself["federated"] = [holds_itself]
+    with pytest.raises(ConfigError, match="federated: is nested too deep, or holds itself"):
+        pfl_bench.load_row("demo/federated.yaml", federated=holds_itself)
     data = pfl_bench.load_row("femnist/digits/federated.yaml", task__data=tmp_path / "a b.h5")
     assert data.tree["task"]["data"] == str(tmp_path / "a b.h5")
 
