@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pfl_bench.cli.arguments import check_empty, check_new
+from pfl_bench.cli.arguments import check_empty
 from pfl_bench.cli.check_plugin import Checked, check_folder
 from pfl_bench.cli.list import rows_listed
 from pfl_bench.cli.main import EXIT_DONE
@@ -22,7 +22,7 @@ from pfl_bench.cli.show import look
 from pfl_bench.config.row_files import locate
 from pfl_bench.config.sweeps import load_sweep
 from pfl_bench.files import given_path
-from pfl_bench.types import RunFolderError
+from pfl_bench.types import RunFolderError, UserInputError
 
 
 @in_python()
@@ -74,7 +74,7 @@ def write_report(
 
     Args:
         runs: A run folder, a folder of such, or several; seeds of one row have the same name.
-        out: The page; an existing one is replaced by ``force``.
+        out: The page; an existing one is replaced by ``force``, and a run's own report.html always.
         figures: Folder for each picture as SVG and PDF; None for none.
         force: See ``out``.
 
@@ -84,15 +84,16 @@ def write_report(
     Raises:
         UserInputError: A folder holds no run, or ``out`` exists.
     """
+    from pfl_bench.cli.report import check_page
     from pfl_bench.report import page as pages
     from pfl_bench.report.run_folder import named_runs
 
-    page = given_path(out, "out")
-    check_new(page, force)
+    page, folders = given_path(out, "out"), named_runs(_folders(runs))
+    check_page(page, folders, force)
     pictures = None if figures is None else given_path(figures, "figures")
     if pictures is not None:
         check_empty(pictures, force)
-    return pages.write_report(named_runs(_folders(runs)), page, pictures)
+    return pages.write_report(folders, page, pictures)
 
 
 @in_python()
@@ -124,6 +125,8 @@ def leaderboard(
     if page is not None:
         check_page(page, force)
     found = each_once(path for name in _folders(folders) for path in runs_below(name))
+    if not found:
+        raise UserInputError("folders: there is none; give a folder below which run folders lie")
     runs = [read_run(path) for path in found]
     tables = standings(runs)
     if page is not None:

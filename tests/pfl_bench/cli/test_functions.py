@@ -108,9 +108,18 @@ def test_a_page_and_a_leaderboard_are_written(
     assert not (tmp_path / "more").exists()
 
 
+def test_a_run_s_own_page_is_made_anew(run: Path) -> None:
+    page = run / "report.html"
+    page.write_bytes(b"old")
+    assert pfl_bench.write_report(run, page) == page
+    assert page.read_bytes() != b"old"
+
+
 def test_what_is_no_run_or_path_is_refused(run: Path, tmp_path: Path) -> None:
     with pytest.raises(UserInputError, match="holds no run folder"):
         pfl_bench.leaderboard(tmp_path)
+    with pytest.raises(UserInputError, match="folders: there is none"):
+        pfl_bench.leaderboard([])
     with pytest.raises(UserInputError, match="folders"):
         pfl_bench.write_report([5], tmp_path / "page.html")  # type: ignore[list-item]
     with pytest.raises(UserInputError, match="leaderboard"):
