@@ -84,6 +84,8 @@ class _TaskHelp(argparse.Action):
         kind: plugins.PluginKind = getattr(plugins, kind_name)
         names, examples = plugins.available(kind), parser.epilog
         lines = textwrap.wrap(f"tasks: {', '.join(names)}", 80, subsequent_indent="  ")
+        if options_name == "Download":
+            lines += ["Of a task whose files cannot be fetched, it says where they are published."]
         task = getattr(namespace, "task", None)
         if task is not None:
             try:

@@ -27,7 +27,7 @@ from tasks.common.text.words import choose_vocabulary, import_transformers, spli
 from tasks.reddit_albert.models import MOST_POSITIONS
 from tasks.reddit_albert.task import END_ID, FIRST_WORD, PAD_ID, SPECIAL, START_ID, UNKNOWN_ID
 
-FILES = ("tokenizer.json", "spiece.model")
+_FILES = ("tokenizer.json", "spiece.model")
 
 
 class Words:
@@ -49,23 +49,23 @@ class Words:
 
 
 class Pieces:
-    """ALBERT's own tokenizer, of a folder with one of ``FILES``, as albert-base-v2 is published.
+    """ALBERT's own tokenizer, of a folder with one of ``_FILES``, as albert-base-v2 is published.
 
     ``transformers``, or ``sentencepiece`` for its model, that is not installed is a ConfigError;
     files that are missing, damaged, or of another model are a DataError.
     """
 
     def __init__(self, folder: Path) -> None:
-        if not any((folder / name).is_file() for name in FILES):
+        if not any((folder / name).is_file() for name in _FILES):
             raise DataError(
-                f"tokenizer={folder}: must be a folder with {' or '.join(FILES)}, such as a copy "
+                f"tokenizer={folder}: must be a folder with {' or '.join(_FILES)}, such as a copy "
                 "of albert-base-v2; nothing is downloaded"
             )
         transformers = import_transformers("reddit_albert", "albert")
-        if not (folder / FILES[0]).is_file():
+        if not (folder / _FILES[0]).is_file():
             # Without it, transformers takes the model for one of another library.
-            mend = f"`pip install 'pfl-bench[albert]'`, or put {FILES[0]} beside it"
-            need_package("sentencepiece", f"tokenizer: {FILES[1]}", mend)
+            mend = f"`pip install 'pfl-bench[albert]'`, or put {_FILES[0]} beside it"
+            need_package("sentencepiece", f"tokenizer: {_FILES[1]}", mend)
         try:
             self._tokenizer = transformers.AlbertTokenizer.from_pretrained(
                 folder, local_files_only=True

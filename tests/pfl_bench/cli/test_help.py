@@ -18,6 +18,7 @@ from pfl_bench.cli.examples import commands_of, examples
 from pfl_bench.cli.main import _parse, main
 from pfl_bench.cli.parsers import build_parser
 from pfl_bench.config.row_files import bundled_configs, locate
+from pfl_bench.types import RemoteFile
 from tests.helpers import REPOSITORY
 
 Capture = pytest.CaptureFixture[str]
@@ -44,6 +45,15 @@ def test_help_ends_with_two_examples_that_the_parser_takes(words: str, capsys: C
             assert "options of" in help_of(*arguments[:-1], capsys=capsys)
         else:
             assert _parse(build_parser(), arguments).module
+
+
+@pytest.mark.parametrize("task", plugins.available(plugins.PREPARE))
+def test_what_a_task_names_for_download_can_be_fetched(task: str, capsys: Capture) -> None:
+    files = getattr(plugins.load(plugins.PREPARE, task), "FILES", ())
+    assert all(isinstance(file, RemoteFile) for file in files)
+    if not files and task != "hub":
+        assert main(["data", "download", task]) == 2
+        assert "this task has no download; its README" in capsys.readouterr().err
 
 
 def test_bundled_rows_of_examples_are_there() -> None:
