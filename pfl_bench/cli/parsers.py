@@ -242,7 +242,7 @@ def _add_checks(commands: Commands) -> None:
     shown = "of the verdict: a true claim fails with probability 1 - P at most (default 0.99)"
     add(attack, "--confidence P", shown, type=float)
     add(attack, "--user N", "gradient: this training user (default: the smallest)", type=int)
-    add_out(attack, "default: attack in the run's or row's folder")
+    add_out(attack, "default: RUN_DIR/attack, of a row runs/ROW/attack")
     add_plugins(attack)
     _add_launcher(attack)
 
@@ -250,12 +250,12 @@ def _add_checks(commands: Commands) -> None:
 def _add_pages(commands: Commands) -> None:
     report = commands.add_parser("report", help="one self-contained page of run folders")
     add(report, "runs RUN_DIR", "run folders, or folders of such", nargs="+", type=path_text)
-    add_out(report, None, "FILE.html", default="report.html")
+    add_out(report, "default: report.html", "FILE.html", default="report.html")
     add(report, "--figures DIR", "also each figure for a paper: SVG and PDF", type=path_text)
     add(report, "--force", "replace FILE.html if it exists")
     board = commands.add_parser("leaderboard", help="all rows of run folders by data, ranked")
     add(board, "folders FOLDER", "run folders, or folders of such", nargs="+", type=path_text)
-    shown = "the page; FILE.json beside it has all its numbers"
+    shown = "the page (default: leaderboard.html); FILE.json beside it has all its numbers"
     add_out(board, shown, "FILE.html", default="leaderboard.html")
     add(board, "--audit", "audit private runs here, whatever audits their folders hold")
     add_json(board)

@@ -47,6 +47,18 @@ def test_help_ends_with_two_examples_that_the_parser_takes(words: str, capsys: C
             assert _parse(build_parser(), arguments).module
 
 
+@pytest.mark.parametrize(
+    ("command", "default"),
+    [
+        ("attack", "default: RUN_DIR/attack, of a row runs/ROW/attack"),
+        ("report", "default: report.html"),
+        ("leaderboard", "default: leaderboard.html"),
+    ],
+)
+def test_help_says_where_a_command_writes(command: str, default: str, capsys: Capture) -> None:
+    assert default in " ".join(help_of(command, capsys=capsys).split())
+
+
 @pytest.mark.parametrize("task", plugins.available(plugins.PREPARE))
 def test_what_a_task_names_for_download_can_be_fetched(task: str, capsys: Capture) -> None:
     files = getattr(plugins.load(plugins.PREPARE, task), "FILES", ())
