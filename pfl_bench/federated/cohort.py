@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from pfl_bench.client.costs import BYTES_PER_PARAMETER
 from pfl_bench.federated.parts import FederatedParts
 from pfl_bench.federated.shards import Node, PairwiseReduction
+from pfl_bench.federated.state_watch import ClientWatch
 from pfl_bench.profiling import phase, timed
 from pfl_bench.rng import Purpose, stream
 from pfl_bench.types import (
@@ -30,7 +31,7 @@ from pfl_bench.types import (
 from privacy.aggregate import Aggregate
 from privacy.clipping import ClipOutcome
 from privacy.errors import PlanError
-from privacy.mechanism import Mechanism
+from privacy.mechanism import Mechanism, MovesBound
 from privacy.recording.observation import Observer
 from privacy.recording.shard_observation import ShardObservation
 
@@ -83,9 +84,11 @@ class ShardResult:
 
 
 class CohortTraining:
-    """Trains shards of clients and sums what they send."""
+    """Trains shards of clients and sums what they send; a process that ``is_alone`` trains all."""
 
-    def __init__(self, parts: FederatedParts, engine: Engine, aggregator: UpdateAggregator) -> None:
+    def __init__(
+        self, parts: FederatedParts, engine: Engine, aggregator: UpdateAggregator, is_alone: bool
+    ) -> None:
         self._transforms = list(parts.transforms.values())
         self._named = ", ".join(parts.name_of(key) for key in parts.transforms)
         resizes = any(transform.expected_bytes is not None for transform in self._transforms)
@@ -107,6 +110,7 @@ class CohortTraining:
             from pfl_bench.federated.personal import PersonalTraining
 
             self._personal = PersonalTraining(parts)
+        self._watch = _client_watch(parts, aggregator.mechanism, is_alone)
 
     def train(
         self,
@@ -127,6 +131,7 @@ class CohortTraining:
                 negative or too large for none.
         """
         self.tree.clear()
+        self._watch.begin()
         results = []
         # Read at the end: the host waits for a GPU once, and not for each shard.
         losses = torch.zeros(len(shards), device=self._model.device)
@@ -144,6 +149,7 @@ class CohortTraining:
             with phase("aggregation"):
                 self.tree.push(Node(0, place, aggregate))
         self._check_buffers()
+        self._watch.check()
         for result, loss in zip(results, losses.tolist(), strict=True):
             result.counted.loss = loss
         observer = self.aggregator.observer
@@ -232,6 +238,29 @@ class CohortTraining:
                 "outside the update, neither averaged nor protected; use layers without "
                 "running statistics, such as GroupNorm"
             )
+
+
+def _client_watch(parts: FederatedParts, mechanism: Mechanism, is_alone: bool) -> ClientWatch:
+    """Watch what clients' updates go through: of several processes, and of a private run."""
+    transforms = {parts.name_of(key): part for key, part in parts.transforms.items()}
+    clients = {**transforms, parts.name_of("algorithm"): parts.algorithm}
+    if is_alone:
+        return ClientWatch(
+            clients if mechanism.is_private else {},
+            {},
+            "so that what a client sends may rest on other clients, or on rounds before, which no "
+            "mechanism covers; let it keep nothing, or remove the section 'privacy'",
+        )
+    private = f"privacy.mechanism '{mechanism.name}'"
+    label = private if mechanism.is_private else parts.name_of("aggregation")
+    summing = {label: mechanism} if is_of_user(type(mechanism).accumulate) else {}
+    return ClientWatch(
+        clients | summing,
+        transforms | ({} if isinstance(mechanism, MovesBound) else summing),
+        "which the other processes of the run do not see: their clients would go on with another "
+        "value; set federated.workers: 1 (and in a transform keeps_state to True, so that auto "
+        "takes one process)",
+    )
 
 
 def _is_finite(vector: torch.Tensor) -> bool:

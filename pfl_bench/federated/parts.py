@@ -176,7 +176,7 @@ class FederatedParts(RunParts):
         Plug-ins as messages call them, and "task" for one that is in memory.
         """
         own = (self.name_of("aggregation"),) if self.aggregation.keeps_updates else ()
-        names = own + self._keeping(is_asked=False)
+        names = own + self.client_state
         # Its code may be a notebook's, which another process cannot import.
         is_in_memory = self.resolved.tree["task"]["name"] == held_task.NAME
         return (*names, "task") if is_in_memory else names
@@ -189,13 +189,9 @@ class FederatedParts(RunParts):
     @property
     def client_state(self) -> tuple[str, ...]:
         """Plug-ins that remember clients from round to round, as the configuration calls them."""
-        # It is asked by user, and the centre's step has the same object at hand.
-        return self._keeping(is_asked=self.algorithm.corrects_steps)
-
-    def _keeping(self, is_asked: bool) -> tuple[str, ...]:
-        """Transforms of updates with a state, and the algorithm: if it is asked, or has models."""
         keeping = {key: transform.keeps_state for key, transform in self.transforms.items()}
-        if is_asked or self.algorithm.personal_training is not None:
+        # It is asked by user, and the centre's step has the same object at hand.
+        if self.algorithm.corrects_steps or self.algorithm.personal_training is not None:
             keeping["algorithm"] = True
         return tuple(self.name_of(key) for key, keeps in keeping.items() if keeps)
 

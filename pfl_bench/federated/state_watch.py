@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import io
 import random
@@ -15,7 +16,7 @@ import torch
 from pydantic import BaseModel
 from torch import Tensor
 
-from pfl_bench.types import PluginError, Stateful
+from pfl_bench.types import PluginError, Stateful, is_of_user
 from pfl_bench.types.state import attributes, is_plain
 
 # What changes as it is used, and is not among what ``Stateful`` can save.
@@ -63,6 +64,53 @@ class StateWatch:
                         "nothing of it lasts to the next round"
                     )
         self._before = {}
+
+
+class ClientWatch:
+    """Refuses a user's plug-ins if what clients send rests on state that only one process has.
+
+    ``clients`` must not change while clients train, and ``centre`` never: what the centre changes
+    does not reach the clients of other processes. By what messages call them; ``reason`` says what
+    is wrong with it, and how to mend it.
+    """
+
+    def __init__(self, clients: Mapping[str, Any], centre: Mapping[str, Any], reason: str) -> None:
+        self._clients, self._centre = (
+            {label: part for label, part in parts.items() if is_of_user(type(part))}
+            for parts in (clients, centre)
+        )
+        self._reason = reason
+        self._fixed = {label: _values(part) for label, part in self._centre.items()}
+        self._before: dict[str, dict[str, Any]] = {}
+
+    def begin(self) -> None:
+        """Take note of what there is before clients of a round are trained."""
+        self._compare(self._centre, self._fixed, "at the centre, between two rounds or on resuming")
+        self._before = {label: _values(part) for label, part in self._clients.items()}
+
+    def check(self) -> None:
+        """Check what training has changed, before anything of it is released."""
+        self._compare(self._clients, self._before, "while clients were trained")
+
+    def _compare(
+        self, parts: Mapping[str, Any], before: Mapping[str, dict[str, Any]], when: str
+    ) -> None:
+        for label, part in parts.items():
+            for name, value in _values(part, is_copied=False).items():
+                if name not in before[label] or not _equal(value, before[label][name]):
+                    raise PluginError(
+                        f"{label}: its attribute '{name}' changed {when}, {self._reason}; or name "
+                        "it in its class's 'scratch' if nothing of it lasts to the next client"
+                    )
+
+
+def _values(part: Any, is_copied: bool = True) -> dict[str, Any]:
+    """What a plug-in, and those that it refers to, have of values that can be saved, by name."""
+    found = Stateful.state_dict(part)
+    for name, other in attributes(part).items():
+        if isinstance(other, Stateful):
+            found |= {f"{name}.{key}": v for key, v in Stateful.state_dict(other).items()}
+    return copy.deepcopy(found) if is_copied else found
 
 
 def _check_types(label: str, part: Stateful) -> None:

@@ -107,7 +107,7 @@ class FederatedTrainer(Trainer):
             )
         self._mechanism = self._rounds.mechanism
         self._watch = StateWatch(self._plugins())
-        own = CohortTraining(parts, engine, self._rounds.aggregator)
+        own = CohortTraining(parts, engine, self._rounds.aggregator, group.size == 1)
         if group.size > 1:
             self._start_workers(group)
         identity = None if self.plan is None else machine.identity(model.device)

@@ -36,7 +36,8 @@ class UpdateTransform(Stateful):
 
     Attributes:
         keeps_state: Whether it remembers clients from round to round. Then one process trains them
-            all, and no mechanism covers it.
+            all, and no mechanism covers it. What changes unsaid is refused by a private run, and by
+            several processes, which also refuse what the centre changes of it.
         expected_bytes: Bytes that an update of the model's P parameters takes with this transform
             alone, the same for each client; None for one that does not change the size.
     """
@@ -65,8 +66,8 @@ class Algorithm(Stateful):
         uploads: What each client sends. Mechanisms cover ("update",) and nothing else.
         downloads: What each client is sent: vectors of P parameters.
         transform: What happens first of all to what clients send; None for nothing.
-        corrects_steps: Whether ``correction`` gives anything, which not every engine adds, and no
-            private run accepts: it is asked user by user.
+        corrects_steps: Whether ``correction`` gives anything, which not every engine adds, and
+            neither a private run nor several processes accept: it is asked user by user.
         personal_training: How each client of a round also trains a model of its own, from what
             ``own_model`` gives; its proximal term draws to the central model. None for no such
             models, which no private run accepts.

@@ -84,7 +84,7 @@ class _Follower:
             self._mechanism = build_mechanism(name, resolved.mechanism_options, begin.noise)
             observer = make_observer(self._mechanism, begin.noise, self.model.num_parameters)
         aggregator = UpdateAggregator(self._mechanism, begin.seed, observer)
-        self._training = CohortTraining(parts, engine, aggregator)
+        self._training = CohortTraining(parts, engine, aggregator, is_alone=False)
         self._evaluator = Evaluator(resolved.config, run.task, run.model, run.forward, None)
         self._is_built = True
         identity = None if begin.noise is None else machine.identity(self.model.device)
