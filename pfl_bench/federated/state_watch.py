@@ -105,7 +105,7 @@ class ClientWatch:
 
 
 def _values(part: Any, is_copied: bool = True) -> dict[str, Any]:
-    """What a plug-in, and those that it refers to, have of values that can be saved, by name."""
+    """Values of a plug-in, and of those that it refers to, that can be saved, by name."""
     found = Stateful.state_dict(part)
     for name, other in attributes(part).items():
         if isinstance(other, Stateful):
