@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from pfl_bench import plugins
 from pfl_bench.client import precision
 from pfl_bench.client.costs import StepFlops, measure_step, untouched
@@ -115,6 +117,12 @@ def _first_step(parts: RunParts, train: FederatedSplit) -> StepFlops:
     """Cost of a training step: the first, by which a user's task shows whether its parts fit."""
     if not train.num_examples:
         raise DataError("the split 'train' has no examples; give its users at least one")
+    idle = np.flatnonzero(np.diff(train.offsets) == 0)
+    if idle.size and parts.resolved.config.central is None:
+        raise DataError(
+            f"the split 'train': {idle.size} of {train.num_users} users have no examples to train "
+            f"on, such as {train.client_ids()[int(idle[0])]!r}; leave such users out of it"
+        )
     try:
         return measure_step(parts.forward, parts.model, train)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:

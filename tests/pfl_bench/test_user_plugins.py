@@ -310,18 +310,28 @@ def test_a_part_that_makes_nan_of_finite_numbers_is_named(
     assert "Traceback" not in error
 
 
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        ("inputs[:0], targets[:0], 0 * offsets", "has no examples; give its users at least one"),
+        (
+            "inputs, targets, offsets * (np.arange(len(offsets)) != 1)",
+            "users have no examples to train on, such as 'user-0'; leave",
+        ),
+    ],
+)
 def test_a_training_split_without_examples_is_refused(
-    readings: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+    parts: str, said: str, readings: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    empty = """
-    none = inputs[:0], targets[:0], 0 * offsets, ids
+    empty = f"""
+    none = {parts}, ids
     splits["train"] = InMemorySplit("train", *none)
     checksum ="""
     text = TASK.replace("\n    checksum =", empty)
     (folder / "tasks" / "readings" / "task.py").write_text(text, encoding="utf-8")
     assert main(["run", "row.yaml", "--out", "out"]) == 2
     error = " ".join(capsys.readouterr().err.split())
-    assert "the split 'train' has no examples; give its users at least one" in error
+    assert said in error
 
 
 OWN_SPLIT = """class Own:
