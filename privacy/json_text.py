@@ -1,4 +1,7 @@
-"""JSON as a run's files have it: no NaN, no infinity, and each key of an object once."""
+"""JSON as a run's files have it: no NaN, no infinity, and each key of an object once.
+
+Guarantee: what parses says the same to every reader.
+"""
 
 from __future__ import annotations
 

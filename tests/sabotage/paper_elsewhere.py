@@ -20,6 +20,7 @@ import torch
 
 from pfl_bench.client.engines.sequential import SequentialEngine
 from pfl_bench.client.factored_gradients import FactoredGradients
+from pfl_bench.client.flat_model import FlatModel
 from pfl_bench.federated import privacy_session
 from pfl_bench.federated.cohort import UpdateAggregator
 from pfl_bench.federated.compression.top_k import TopK
@@ -194,6 +195,8 @@ def frozen_layers_follow_clients(patch: Patch) -> None:
         return train
 
     wrap(patch, SequentialEngine, "_train_client", moving)
+    # The run would refuse it.
+    patch.setattr(FlatModel, "moved", lambda self, fixed: None)
 
 
 @bug("Labels weigh by how often the clients before have had them.", store=pictures,
