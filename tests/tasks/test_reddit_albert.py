@@ -160,10 +160,8 @@ def test_tied_weights_are_one_parameter_with_the_whole_gradient() -> None:
     assert embedding is model.albert.get_output_embeddings().weight
 
 
-@pytest.mark.parametrize("private", [False, True])
-def test_a_run_measures_perplexity(store: Path, tmp_path: Path, private: bool) -> None:
-    pytest.importorskip("transformers", reason="the extra albert is not installed")
-    tree: dict[str, Any] = {
+def small(store: Path, **sections: Any) -> dict[str, Any]:
+    return {
         "version": 1,
         "name": "small",
         "seed": 0,
@@ -171,15 +169,21 @@ def test_a_run_measures_perplexity(store: Path, tmp_path: Path, private: bool) -
         "num_threads": 1,
         "task": {"name": "reddit_albert", "data": str(store)},
         "model": {"name": "albert", **SMALL},
-        "federated": {
-            "num_rounds": 2,
-            "cohort_size": 4,
-            "local_batch_size": 8,
-            "local_learning_rate": 0.5,
-        },
-        "evaluation": {"every": 1, "splits": ["test"], "final_splits": ["test"]},
-        "checkpoint": {"every": 2},
+        **sections,
     }
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_a_run_measures_perplexity(store: Path, tmp_path: Path, private: bool) -> None:
+    pytest.importorskip("transformers", reason="the extra albert is not installed")
+    federated = {
+        "num_rounds": 2,
+        "cohort_size": 4,
+        "local_batch_size": 8,
+        "local_learning_rate": 0.5,
+    }
+    evaluation = {"every": 1, "splits": ["test"], "final_splits": ["test"]}
+    tree = small(store, federated=federated, evaluation=evaluation, checkpoint={"every": 2})
     if private:
         tree["privacy"] = {
             "mechanism": {"name": "gaussian", "clip_norm": 0.1},
@@ -270,18 +274,9 @@ def test_local_models_are_chosen_by_hidden_tokens(tmp_path: Path) -> None:
     source = write_texts(tmp_path / "raw", **texts)
     options = prepare.Options(train_fraction=0.8, val_fraction=0)
     prepare.prepare(source, tmp_path / "a.h5", options, silent)
-    tree: dict[str, Any] = {
-        "version": 1,
-        "name": "small",
-        "seed": 0,
-        "device": "cpu",
-        "num_threads": 1,
-        "task": {"name": "reddit_albert", "data": str(tmp_path / "a.h5")},
-        "model": {"name": "albert", **SMALL},
-        "local": {"num_epochs": 1, "batch_size": 8, "learning_rates": [1e-6]},
-        "evaluation": {"every": 1, "splits": [], "final_splits": ["train"]},
-        "checkpoint": {"every": 1},
-    }
+    local = {"num_epochs": 1, "batch_size": 8, "learning_rates": [1e-6]}
+    evaluation = {"every": 1, "splits": [], "final_splits": ["train"]}
+    tree = small(tmp_path / "a.h5", local=local, evaluation=evaluation, checkpoint={"every": 1})
     metrics = run(resolve(tree, Path("test.yaml"), ()), tmp_path / "run")["metrics"]
     judged = read_metrics(tmp_path / "run" / "metrics.jsonl")[-1]["local/train_loss"]
     # Blocks weigh the same in one, hidden tokens in the other.
