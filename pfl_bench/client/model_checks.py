@@ -48,18 +48,18 @@ def check_forgets(module: nn.Module, inputs: Tensor) -> None:
     first, last = inputs.tensor_split(2)
     fresh, used = (copy.deepcopy(module).train() for _ in range(2))
     kept = dict(module.named_parameters()) | dict(module.named_buffers())
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        try:
+    found = []
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
             used(first)
-        except (RuntimeError, TypeError, ValueError, IndexError):
-            return  # the first step tells what does not fit, and of which part
-        for name, tensor in (*used.named_parameters(), *used.named_buffers()):
-            if name in kept and kept[name].shape == tensor.shape:
-                tensor.copy_(kept[name])
-        found = []
-        for probe in (fresh, used):
-            torch.default_generator.manual_seed(0)
-            found.append(probe(last).nan_to_num(0.0, 0.0, 0.0))
+            for name, tensor in (*used.named_parameters(), *used.named_buffers()):
+                if name in kept and kept[name].shape == tensor.shape:
+                    tensor.copy_(kept[name])
+            for probe in (fresh, used):
+                torch.default_generator.manual_seed(0)
+                found.append(probe(last).nan_to_num(0.0, 0.0, 0.0))
+    except (RuntimeError, TypeError, ValueError, IndexError):
+        return  # the first step tells what does not fit, and of which part
     scale = 1e-6 * float(found[0].abs().max())
     if not torch.allclose(found[0], found[1], 1e-5, scale):
         raise UserInputError(
