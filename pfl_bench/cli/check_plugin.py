@@ -299,7 +299,7 @@ class _Row:
         return "told of the whole run and of the resumed one"
 
     def _audit(self) -> str:
-        if self._short.config.setting not in ("private_federated", "central_dp"):
+        if not self._short.config.is_private:
             raise SkippedError("the row claims no privacy")
         done = audit_run(self._folder / "killed", 1)
         wrong = [check for check in done.checks if check.outcome in ("failed", "incomplete")]

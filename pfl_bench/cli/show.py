@@ -26,7 +26,6 @@ from privacy.errors import PrivacyError
 from privacy.statement.statement import Accounted, round_up, small
 
 _WIDTH = 80
-_PRIVATE = ("private_federated", "central_dp")
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -145,7 +144,7 @@ def _with_data(shown: Preview) -> Iterator[str]:
 def _without_data(resolved: ResolvedConfig, lacking: str) -> Iterator[str]:
     """A row's facts that need no data: the arithmetic of its privacy, its rounds and clients."""
     yield from ("", "Privacy")
-    if resolved.config.setting not in _PRIVATE:
+    if not resolved.config.is_private:
         yield "  none is claimed"
     else:
         yield from _planned_privacy(resolved)

@@ -316,3 +316,8 @@ class RunConfig(Strict):
         """The run's setting."""
         sections = {name: getattr(self, name) for name in TRAINERS}
         return setting_of(sections, None if self.privacy is None else self.privacy.mechanism)
+
+    @property
+    def is_private(self) -> bool:
+        """Whether the run claims a guarantee."""
+        return self.setting in _PRIVATE.values()

@@ -62,7 +62,7 @@ def build_model(resolved: ResolvedConfig, task: Task, device: torch.device) -> F
             "releases: set privacy.statistics (noise_multiplier, mean_clip_norm, "
             "square_clip_norm) of central training, or choose model.groups=27"
         )
-    if resolved.config.setting in ("private_federated", "central_dp"):
+    if resolved.config.is_private:
         _check_private(module, task, resolved.config.central is not None)
     return FlatModel(module, device, resolved.config.channels_last)
 

@@ -176,7 +176,7 @@ def read_claim(folder: Path, data: str | None) -> tuple[ResolvedConfig, dict[str
     overrides = () if data is None else (f"task.data={json.dumps(data)}",)
     resolved = load_config(folder / "config.yaml", overrides)
     statement = read_json(folder / "privacy.json")
-    if resolved.config.setting not in ("private_federated", "central_dp"):
+    if not resolved.config.is_private:
         raise RunFolderError(
             f"{folder}: the run claims no privacy (setting {resolved.config.setting}), so that "
             "there is nothing to audit; name the folder of a private run"

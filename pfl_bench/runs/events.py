@@ -73,7 +73,7 @@ class Evaluation:
 
 def released_splits(config: RunConfig, facts: DataFacts) -> set[str] | None:
     """Splits whose metrics a private run passes on beside ``RELEASED``; None without privacy."""
-    if config.setting not in ("private_federated", "central_dp"):
+    if not config.is_private:
         return None
     if config.setting == "private_federated" and facts.split_by == "example":
         return set()

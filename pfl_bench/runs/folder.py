@@ -33,7 +33,6 @@ from pfl_bench.types import ConfigError, RunFolderError
 from privacy.errors import LedgerError
 
 SUMMARY_VERSION = 1
-_PRIVATE = ("private_federated", "central_dp")
 # What may differ between a run and its resumption. Device, threads, processes and engine may be
 # *named* otherwise; check_environment compares what they come to.
 NOT_COMPARED = (
@@ -151,7 +150,7 @@ class RunFolder:
 
     def look(self, resolved: ResolvedConfig, resume: bool) -> dict[str, Any] | None:
         """Decide it as ``prepare`` does, and write nothing: the summary is as it was written."""
-        self._is_private = resolved.config.setting in _PRIVATE
+        self._is_private = resolved.config.is_private
         recorded = self.path / "config.yaml"
         if not recorded.exists():
             foreign = [p.name for p in self.path.iterdir() if not p.name.startswith(".")]
@@ -197,7 +196,7 @@ class RunFolder:
 
         Gives what a person must know: whether others could read a private run's folder until now.
         """
-        self._is_private = resolved.config.setting in _PRIVATE
+        self._is_private = resolved.config.is_private
         notices = self._close_to_others() if self._is_private else []
         recorded = self.path / "config.yaml"
         if not recorded.exists():

@@ -166,7 +166,7 @@ def _begun(
     Its noise is not the run's, and needs no search.
     """
     texts = [*overrides, "expected=[]", "evaluation.select_best=null", "evaluation.budgets=[]"]
-    if resolved.config.setting in ("private_federated", "central_dp"):
+    if resolved.config.is_private:
         texts += ["privacy.epsilon=null", "privacy.noise_multiplier=0.01", "privacy.nonce=null"]
         privacy, federated = resolved.config.privacy, resolved.config.federated
         if privacy is not None and federated is not None and privacy.noise_cohort_size is None:
