@@ -111,14 +111,11 @@ def _count(forward: Forward, model: FlatModel, split: FederatedSplit, size: int)
 @contextlib.contextmanager
 def untouched(model: FlatModel, devices: Sequence[torch.device] = ()) -> Iterator[None]:
     """Put all weights, buffers, modes and random streams, of devices too, back after the block."""
-    vector, fixed = model.vector.clone(), model.fixed()
     modes = [(module, module.training) for module in model.module.modules()]
     try:
-        with torch.random.fork_rng(devices=devices):
+        with model.kept(), torch.random.fork_rng(devices=devices):
             yield
     finally:
-        model.vector.copy_(vector)
-        model.load_fixed(fixed)
         for module, mode in modes:
             module.training = mode
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
 import torch
@@ -96,10 +97,16 @@ class FlatModel:
             (name for name, value in self._fixed() if not is_same(value, before[name])), None
         )
 
-    def load_fixed(self, fixed: dict[str, Tensor]) -> None:
-        """Restore what ``fixed`` gave, in the same shapes."""
-        for name, value in self._fixed():
-            value.copy_(fixed[name])
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Put all weights and buffers back after the block."""
+        vector, fixed = self.vector.clone(), self.fixed()
+        try:
+            yield
+        finally:
+            self.vector.copy_(vector)
+            for name, value in self._fixed():
+                value.copy_(fixed[name])
 
     def _fixed(self) -> Iterator[tuple[str, Tensor]]:
         for name, buffer in self.module.named_buffers():

@@ -95,10 +95,8 @@ class Evaluator:
             self._group.broadcast(Evaluate(tuple(splits)), self._model.vector)
         # A model may write to its weights as it reads them (an embedding's max_norm): they would
         # tell a selected model's reader which examples were evaluated.
-        vector, fixed = self._model.vector.clone(), self._model.fixed()
-        own = self.measure(splits, 0, self._group.size)
-        self._model.vector.copy_(vector)
-        self._model.load_fixed(fixed)
+        with self._model.kept():
+            own = self.measure(splits, 0, self._group.size)
         others = [self._group.receive(rank)[0] for rank in range(1, self._group.size)]
         scalars: dict[str, float] = {}
         tables = {}
