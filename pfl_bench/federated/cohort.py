@@ -148,7 +148,7 @@ class CohortTraining:
             results.append(result)
             with phase("aggregation"):
                 self.tree.push(Node(0, place, aggregate))
-        self._check_buffers()
+        self._check_fixed()
         self._watch.check()
         for result, loss in zip(results, losses.tolist(), strict=True):
             result.counted.loss = loss
@@ -226,7 +226,7 @@ class CohortTraining:
             )
         return upload
 
-    def _check_buffers(self) -> None:
+    def _check_fixed(self) -> None:
         """Refuse a model whose buffers or frozen weights training moves: no update carries them.
 
         Nothing of the round has been released when this is called.

@@ -269,7 +269,7 @@ def forget_batchnorm_plan(patch: Patch) -> None:
 def forget_batchnorm(patch: Patch) -> None:
     """Past the plan, and past the trainer's own look at the buffers."""
     forget_batchnorm_plan(patch)
-    patch.setattr(cohort_training.CohortTraining, "_check_buffers", no_check)
+    patch.setattr(cohort_training.CohortTraining, "_check_fixed", no_check)
 
 
 def scaffold(patch: Patch) -> None:
@@ -457,7 +457,7 @@ CLIPPING_BUGS = (
     Bug(
         "batchnorm_released",
         "a model with BatchNorm, all checks forgotten",
-        "and `_check_buffers` does nothing",
+        "and `_check_fixed` does nothing",
         expects=("configuration",),
         plant=forget_batchnorm,
         around=batchnorm_model,
