@@ -25,6 +25,7 @@ from privacy.audit.check import Finding, check
 from privacy.audit.errors import IncompleteError, SkippedError
 from privacy.audit.evidence import Evidence
 from privacy.audit.inputs import AuditInputs, CentralOptimizer
+from privacy.audit.rounding import is_same_sketch
 from privacy.recording.central_record import COORDINATES, PROJECTIONS
 from privacy.reference.central import Optimizer
 
@@ -38,8 +39,6 @@ _OF_STEP = 1e-4
 _OF_PARAMETERS = 32.0 * 2.0**-24
 # Of a whole vector's norm, in a projection, float32 arithmetic of the step likewise.
 _OF_RELEASES = 1e-5
-# Of a vector's norm: sketches of one vector are added up in float64, and written in nine digits.
-_OF_SKETCHES = 1e-7
 _LARGEST_FLOAT32 = 3.4e38
 # Nearer than this times the root of the rounds, relative, rounding decides the sign by which Yogi's
 # second moment moves: the rounding of each round adds up like a random walk.
@@ -225,12 +224,11 @@ def _is_sketched(evidence: Evidence, number: int, model: Mapping[str, Any]) -> b
 
     What the rounds are followed by are sketches, and a digest says nothing of these.
     """
-    recorded, own = Sketches.recorded(evidence, "central"), Sketches.of(model)
     if number >= evidence.rounds or "norm" not in model or not evidence.has("central"):
         return True
-    near = _OF_SKETCHES * float(np.nan_to_num(own.norm[0]))
+    recorded, own = Sketches.recorded(evidence, "central"), Sketches.of(model)
     pairs = ((rows[number], one[0]) for rows, one in zip(recorded, own, strict=True))
-    return all(np.allclose(*pair, rtol=0.0, atol=near, equal_nan=True) for pair in pairs)
+    return all(is_same_sketch(*pair, float(own.norm[0])) for pair in pairs)
 
 
 def _digests(evidence: Evidence, inputs: AuditInputs) -> dict[int, str]:

@@ -26,9 +26,9 @@ it follows from the release's length. Nothing that a ledger's line states widens
   further than a normal number goes, ``_KNOWS``.
 - Rounding may explain more than a client or the noise, where many clients go one way. A round in
   which what differs could hide one (``could_hide``) is not computed again: release, sum and next
-  central parameters have to agree as if 6 A were ``_PART`` of the clipping bound, and of the length
-  of the noise, whatever rounding explains. Of a whole bound both projections are that near with
-  probability 0.04.
+  central parameters have to agree as if 6 A were ``PART_OF_ONE`` of the clipping bound, and of the
+  length of the noise, whatever rounding explains. Of a whole bound both projections are that near
+  with probability 0.04.
 - Cohort, counts, examples and steps: equal; of updates so near to the bound that rounding decides
   whether they are clipped, either will do.
 
@@ -56,7 +56,7 @@ from privacy.audit.recomputed_noise import (
     report_problems,
     rounding_of,
 )
-from privacy.audit.rounding import FINE, SIGNS, Allowed
+from privacy.audit.rounding import FINE, PART_OF_ONE, SIGNS, Allowed
 from privacy.reference.round import Round, State
 
 # In coarse precisions the norm of a sum may be off by this part of R: what ties clients together
@@ -64,8 +64,6 @@ from privacy.reference.round import Round, State
 _ALONG = 0.125
 # From here on a difference would say little.
 MOST = 0.2
-# Of what one client may contribute, and of the noise: a difference beyond it could hide either.
-_PART = 0.25
 _COLUMNS = 256
 _EXACT = 1e-9
 # Standard deviations, beyond which a normal number is with probability 3e-12.
@@ -223,7 +221,7 @@ def could_hide(
     least = made.bound / (root if before.mechanism.order == 1.0 else 1.0)
     if made.stddev > 0.0:
         least = min(least, made.stddev * root / math.sqrt(max(1, len(made.lengths))))
-    near, alone = _PART * least / 6.0, Allowed(0.0, before.optimizer)
+    near, alone = PART_OF_ONE * least / 6.0, Allowed(0.0, before.optimizer)
     alone.step(made, near / _denominator(line))
     # Rates fall, and the parameters keep what earlier steps have put them off by.
     allowed.of_one = max(allowed.of_one, alone.central)

@@ -17,7 +17,9 @@ from __future__ import annotations
 import copy
 import math
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from privacy.audit.recomputed_noise import ULP
@@ -30,9 +32,20 @@ ROUNDING = {"float32": 2.0**-14, "tf32": 2.0**-5, "bfloat16": 2.0**-4}
 # Precisions with a smaller rounding are fine ones. In the others the norm of a sum may be off by
 # this part of R: what ties clients together moves it more.
 FINE = 2.0**-10
+# Of what one client or example may contribute, and of the noise: a difference beyond it, though
+# rounding explains it, could hide either.
+PART_OF_ONE = 0.25
+# Of a vector's norm: sketches of one vector are added up in float64, and written in nine digits.
+_OF_SKETCHES = 1e-7
 SIGNS = 20_250
 # In the place of infinity: 0 times that would be no number.
 _ANYTHING = 1e9
+
+
+def is_same_sketch(one: NDArray[np.float64], other: NDArray[np.float64], norm: float) -> bool:
+    """Whether two sketches, or parts of such, of one shape are of one vector of that norm."""
+    near = _OF_SKETCHES * float(np.nan_to_num(norm))
+    return np.allclose(one, other, rtol=0.0, atol=near, equal_nan=True)
 
 
 def _signs(length: int, seed: int) -> Tensor:

@@ -33,7 +33,7 @@ from privacy.audit.check import Check, Comparison, conclude
 from privacy.audit.columns import StepColumns
 from privacy.audit.errors import IncompleteError, SkippedError
 from privacy.audit.evidence import STRIPPED, Evidence
-from privacy.audit.rounding import ROUNDING
+from privacy.audit.rounding import PART_OF_ONE, ROUNDING
 from privacy.recording.step_observation import BLOCKS, StepSketcher, batch_digest
 from privacy.reference.central import Optimizer
 from privacy.reference.dp_sgd import DpSgd, Settings, batches_of_epoch, noise_of_step
@@ -50,9 +50,6 @@ _UNITS = 2.0**9
 # probability 1/2), and by how many of those units they are.
 _TRIALS = 16
 _DISTURBED = 2.0**6
-# Of the clipping bound: a sum, or parameters moved by a sum, that are off by more may hide an
-# example.
-_PART = 0.25
 # Noise, noised sum, quotient and product are rounded once each.
 _ROUNDINGS = 4.0
 # Opacus divides by the norm and this: a clipped gradient is shorter by less than this.
@@ -262,7 +259,7 @@ class _Run:
             moved = self._moved(examples, total, float(off.max()) - allowed)
         is_unclear = off.max() > allowed + moved or moved > self.settings.clip_norm
         # Rounding of many examples that go one way, or of bfloat16, explains more than one of them.
-        is_unclear |= off.max() > _PART * self.settings.clip_norm
+        is_unclear |= off.max() > PART_OF_ONE * self.settings.clip_norm
         if is_unclear and off.max() <= allowed + 4.0 * moved:
             # Trials have long tails, and what may be an example would be hidden.
             self._stopped = "what the model makes of rounding could hide an example"
@@ -282,7 +279,7 @@ class _Run:
         (own,) = self._sketcher.sketch_flat(self._reference.parameters)
         recorded = self._steps.sketches("parameters")[index]
         allowed = _UNITS * _UNIT * max(1.0, float(own[0])) + self._apart
-        hidden = _PART * self.settings.clip_norm / self.settings.batch_size
+        hidden = PART_OF_ONE * self.settings.clip_norm / self.settings.batch_size
         off_by = gradient + hidden / math.sqrt(len(before))
         one = moments.step(before, off_by, rate) - self._reference.parameters
         # The parameters keep what earlier steps have put them off by.

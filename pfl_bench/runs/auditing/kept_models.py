@@ -11,9 +11,7 @@ from numpy.typing import NDArray
 
 from pfl_bench.client.flat_model import FlatModel
 from pfl_bench.runs.checkpoint import load
-
-# Of a model's norm: its sketch is added up in float64, and written in nine digits.
-_OF_SKETCHES = 1e-7
+from privacy.audit.rounding import is_same_sketch
 
 
 def kept_problems(
@@ -40,8 +38,7 @@ def kept_problems(
             if vector is not None and number in range(1, 1 + len(sketches)):
                 model.vector.copy_(vector)
                 now = sketch()
-                near = _OF_SKETCHES * float(np.nan_to_num(now[0]))
-                if not np.allclose(sketches[number - 1], now, 0.0, near, equal_nan=True):
+                if not is_same_sketch(sketches[number - 1], now, float(now[0])):
                     yield (
                         f"the checkpoint of epoch {epoch} holds another model than the steps of "
                         f"epoch {number} end with"

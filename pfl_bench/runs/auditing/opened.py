@@ -57,14 +57,21 @@ class OpenedRun:
         return part
 
     @property
+    def ran_on(self) -> str:
+        """Kind of device that the run was on; "cpu" where nothing says it."""
+        return str(self.recorded("private_seed", "parts", "arithmetic", "device") or "cpu")
+
+    @property
     def other_reading(self) -> str:
         """Reason why examples are not read here as the run read them; empty if they are."""
-        ran_on = str(self.recorded("private_seed", "parts", "arithmetic", "device") or "cpu")
-        if ran_on == "cpu" or isinstance(self.opened, str):
+        if self.ran_on == "cpu" or isinstance(self.opened, str):
             return ""
         task = self.opened[0]
         if isinstance(task, ReadsAlike) and not task.reads_alike:
-            return f"examples were decoded for another device ({ran_on}), which gives other pixels"
+            return (
+                f"examples were decoded for another device ({self.ran_on}), which gives other "
+                "pixels"
+            )
         return ""
 
     @property

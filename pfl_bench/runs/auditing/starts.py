@@ -84,11 +84,12 @@ class Starts:
         begun = run.recorded("private_seed", "parts", "simulated_devices")
         if traces is not None and begun != digest_of(traces):
             raise SkippedError("the devices are not those that the run began with")
-        ran_on = str(run.recorded("private_seed", "parts", "arithmetic", "device") or "cpu")
         modules = self._parts.model.module.modules()
         drops = [m for m in modules if isinstance(m, nn.modules.dropout._DropoutNd)]
-        if any(layer.p > 0 for layer in drops) and not ran_on.startswith("cpu"):
-            raise SkippedError(f"dropout was drawn by the generator of another device ({ran_on})")
+        if any(layer.p > 0 for layer in drops) and not run.ran_on.startswith("cpu"):
+            raise SkippedError(
+                f"dropout was drawn by the generator of another device ({run.ran_on})"
+            )
         config, task = run.resolved.config, self._parts.task
         self._learner = Learner(
             module=self._parts.model.module,
@@ -302,19 +303,17 @@ def _moments(saved: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
 
 def noise_generator(run: OpenedRun) -> tuple[torch.Generator | None, str]:
     """The generator of the run's noise, not seeded yet; in words, why it is not at hand."""
-    drawn_by = ("private_seed", "parts", "arithmetic")
-    part = run.recorded(*drawn_by, "device")
-    if part in (None, "cpu"):
+    if run.ran_on == "cpu":
         return torch.Generator(), ""
     # Large tensors' normals depend on how many threads a GPU runs at once: another has others.
-    accelerator = run.recorded(*drawn_by, "accelerator")
-    is_here = part == "cuda" and torch.cuda.is_available()
+    accelerator = run.recorded("private_seed", "parts", "arithmetic", "accelerator")
+    is_here = run.ran_on == "cuda" and torch.cuda.is_available()
     if is_here and accelerator in (None, torch.cuda.get_device_name()):
         return torch.Generator(device="cuda"), ""
     return (
         None,
-        f"the run's noise was drawn on {accelerator or part}, whose generator this machine does "
-        "not have: audit it on one that has",
+        f"the run's noise was drawn on {accelerator or run.ran_on}, whose generator this machine "
+        "does not have: audit it on one that has",
     )
 
 
