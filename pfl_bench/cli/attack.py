@@ -25,7 +25,9 @@ _SHADOWS, _CONFIDENCE = 16, 0.99
 def main(arguments: argparse.Namespace) -> int:
     """Attack a row; 1 if more is shown than the claim allows, or a shadow run failed."""
     source, out = _source(arguments)
-    refuse_links([out] * (arguments.out is None) + [*out.glob("*"), *out.glob("shadows/*")])
+    if arguments.out is None:
+        refuse_links([out])
+    refuse_links([*out.glob("*"), *out.glob("shadows/*")])
     has_shadows, has_confidence = arguments.shadows is not None, arguments.confidence is not None
     if arguments.kind == "gradient":
         owner = "the other kinds (--kind lira)"

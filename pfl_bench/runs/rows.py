@@ -299,7 +299,8 @@ def _notes(runs: Sequence[RunSummary], metric: str, values: Sequence[float | Non
     if len(data) > 1:
         notes.append("the seeds saw different data: " + ", ".join(data))
     seeds = [run.seed for run in runs]
-    notes += filter(None, [seeds_note(seeds)])
+    if note := seeds_note(seeds):
+        notes.append(note)
     if any("selection" in (run.privacy or {}) for run in runs):
         notes.append("epsilon is that of the best of a random number of trials")
     if any(run.pinned_nonce for run in runs):
