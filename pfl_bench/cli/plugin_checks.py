@@ -147,8 +147,17 @@ def _data(name: str, given: BaseModel | None) -> str:
             f"two builds of the same options have the checksums {task.facts.checksum} and "
             f"{again.facts.checksum}; draw from a stream of their own, and digest the content"
         )
+    owners: dict[str, str] = {}
     for split_name in task.split_names:
-        _check_split(task.split(split_name), split_name)
+        split = task.split(split_name)
+        _check_split(split, split_name)
+        found = [(user, owners.setdefault(user, split_name)) for user in split.client_ids()]
+        shared = next((pair for pair in found if pair[1] != split_name), None)
+        if shared and task.facts.split_by == "user":
+            raise PluginError(
+                f"user '{shared[0]}' is in the splits '{shared[1]}' and '{split_name}', and "
+                "facts.split_by is 'user'; keep each user in one split, or say 'example'"
+            )
     return f"{', '.join(task.split_names)}; {task.facts.checksum[:20]}..."
 
 

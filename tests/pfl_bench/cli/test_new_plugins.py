@@ -181,6 +181,10 @@ BROKEN = {
         "task", [("for user in range(users)]", "for user in [0] * users]")],
         "task mine: data", "client_ids gives 1 different names",
     ),
+    "in_two_splits": (
+        "task", [('f"{name}-{user}"', 'f"{user}"')],
+        "task mine: data", "user '0' is in the splits 'train' and 'val'",
+    ),
 }  # fmt: skip
 
 
