@@ -16,6 +16,7 @@ from pfl_bench.config.sections import AdaptationOptions
 from pfl_bench.evaluation.fine_tuning import FineTuning
 from pfl_bench.federated.parts import build_forward, build_model, build_task
 from pfl_bench.runs.runner import run
+from pfl_bench.types import Examples
 from tests.helpers import PRIVACY, central_of, make_config
 
 CPU = torch.device("cpu")
@@ -65,6 +66,15 @@ def test_a_client_adapts_on_its_fraction_and_is_tested_on_the_rest(fraction: flo
         assert np.all(np.diff(rest) > 0)
         assert 0 <= rest[0] <= rest[-1] < count
         assert not torch.equal(model.vector, start)
+
+
+def test_a_whole_part_is_whole_although_the_product_rounds_below_it() -> None:
+    """The number 0.57 * 100 is 56.99999999999999."""
+    tuning, _, _, split = tuner(OPTIONS.model_copy(update={"fraction": 0.57}))
+    split.offsets = np.array([0, 100])
+    split.read_range = lambda start, stop: Examples(torch.zeros(stop, 64), torch.zeros(stop).long())
+    tuning.begin()
+    assert len(tuning.personalise(split, 0)) == 43
 
 
 def test_the_tuned_model_is_that_of_plain_sgd_on_the_part() -> None:
