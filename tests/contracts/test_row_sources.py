@@ -120,3 +120,18 @@ def test_an_epsilon_of_dp_sgd_is_that_of_its_row(row: Path) -> None:
     found = re.search(r"(?:Epsilon is|it would be|by pld it is) ([\d.]*\d)", header(row))
     assert found is not None
     check_stated(found.group(1), poisson_epsilon(load_config(row).tree))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "number", "said"),
+    [
+        ("flair/table[13]/central_*.yaml", 6, "there a buffer of 10,000 passes over the users"),
+        ("dp_sgd/handcrafted/*cnn_*.yaml", 12, "ends a run after 20 epochs without a better"),
+        ("leaf/figure3/femnist-*.yaml", 6, "(the script: 90 %)"),
+        ("leaf/figure3/sent140-k?0*.yaml", 3, "(commit 9792a12, baseline/): accuracy 0."),
+    ],
+)
+def test_rows_say_what_their_source_does_otherwise(pattern: str, number: int, said: str) -> None:
+    rows = sorted(CONFIGS.glob(pattern))
+    assert len(rows) == number
+    assert [row for row in rows if said not in header(row)] == []
