@@ -201,6 +201,14 @@ def test_reading_through_hdf5_gives_the_same(path, monkeypatch):
     check_content(path, some_pieces())
 
 
+def test_what_one_call_does_not_read_the_next_ones_do(path, monkeypatch):
+    read = os.preadv
+    monkeypatch.setattr(
+        os, "preadv", lambda file, parts, position: read(file, [parts[0][:3]], position)
+    )
+    check_content(path, some_pieces())
+
+
 def test_chunked_and_big_endian_datasets_are_read(path):
     with h5py.File(path, "r+") as file:
         values = file["train/inputs"][:]

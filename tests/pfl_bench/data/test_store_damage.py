@@ -141,6 +141,14 @@ def test_damaged_stores_are_refused(path, change, words):
     assert str(path) in str(error.value)
 
 
+@pytest.mark.parametrize(("place", "value"), [(0, 1), (-1, 0)])
+def test_items_that_belong_to_no_example(path, place, value):
+    with h5py.File(path, "r+") as file:
+        file["train/tags_offsets"][place] = value
+    with pytest.raises(DataError, match=r"field 'tags': items \d+:\d+ belong to examples"):
+        Store(path)
+
+
 def test_damage_that_only_reading_can_see(path):
     with h5py.File(path, "r+") as file:
         file["train/tags_offsets"][5] = 40
@@ -209,7 +217,7 @@ def test_a_header_that_declares_more_than_the_file_holds(path, name):
         rows = 2**60 if len(shape) == 1 else shape[0]
         rest = (1024,) if len(shape) == 1 else (1, *shape[1:])
         created = file["train"].create_dataset(name, (rows, *shape[1:]), dtype, chunks=rest)
-        created[:2] = 1
+        created[: shape[0] - 1] = 1  # of the inputs, one chunk is not there
     with pytest.raises(DataError, match=rf"'{name}'.*damaged"):
         Store(path)
 
