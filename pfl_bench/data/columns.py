@@ -50,7 +50,7 @@ class Column:
         self.row_bytes = self.dtype.itemsize * math.prod(self._row_shape)
         # None: not laid out in one piece (or nothing written), so HDF5 has to read it.
         self._position: int | None = None
-        if descriptor.number is not None and dataset.dtype.isnative and dataset.size:
+        if descriptor.number is not None and dataset.dtype.isnative:
             self._position = dataset.id.get_offset()
 
     def read(self, start: int, stop: int) -> NDArray[Any]:
@@ -184,7 +184,7 @@ def _check_extent(dataset: Any, name: str, where: str) -> None:
             )
         return
     position = dataset.id.get_offset()
-    if position is None or dataset.external or dataset.is_virtual:
+    if position is None:  # written nowhere, or in another file or dataset
         raise DataError(
             f"{where}: dataset {name!r} holds no data of its own in this file; prepare the data "
             "again."

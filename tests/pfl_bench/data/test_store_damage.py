@@ -79,6 +79,14 @@ def replace(name, **arguments):
     return change
 
 
+def virtual(file):
+    source = file["train/inputs"]
+    layout = h5py.VirtualLayout(source.shape, source.dtype)
+    layout[:] = h5py.VirtualSource(source)
+    file.move("train/inputs", "train/elsewhere")
+    file["train"].create_virtual_dataset("inputs", layout)
+
+
 def attribute(name, value):
     return lambda file: file.attrs.__setitem__(name, value)
 
@@ -130,6 +138,11 @@ BOUNDS = np.append(0, np.cumsum(np.tile([0, 1, 2], 21)))
         (replace("train/targets", data=np.zeros(62, np.uint8)), r"shape \(62,\)"),
         (replace("train/targets", data=["x"] * 63, dtype=h5py.string_dtype()), "only numbers"),
         (replace("train/inputs", shape=(63, 4), dtype="uint8"), "no data of its own"),
+        (
+            replace("train/inputs", shape=(63, 4), dtype="uint8", external=[("raw", 0, 252)]),
+            "no data of its own",
+        ),
+        (virtual, "no data of its own"),
         (replace("train/tags", data=np.zeros(64, np.int32)), "items 0:63 belong"),
     ],
 )
