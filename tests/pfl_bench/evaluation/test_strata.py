@@ -155,6 +155,15 @@ def test_examples_that_weigh_nothing_do_not_matter_whatever_their_value() -> Non
     assert np.isnan(sums.means("loss")[2])
 
 
+def test_a_value_of_a_column_whose_examples_weigh_nothing_is_in_no_spread() -> None:
+    stratum = Stratum("play")
+    values, weights = {"v": np.array([1.0, 3.0, 9.0])}, np.array([1.0, 1.0, 0.0])
+    stratum.add(np.array([4, 5, 6]), np.arange(3), [(values, weights)])
+    found = stratum.scalars()
+    assert (found["stratum_play_v_mean"], found["stratum_play_v_p90"]) == (2.0, pytest.approx(2.8))
+    assert np.isnan(stratum.table(None)["6"]["v"])
+
+
 def test_a_client_that_is_not_finite_leaves_no_spread() -> None:
     sums = GroupSums(2)
     sums.add(np.array([0, 1]), {"loss": np.array([1.0, np.inf])}, np.ones(2))

@@ -211,3 +211,9 @@ def test_checkpoints_are_kept_newest_first_and_foreign_files_are_left(tmp_path: 
     assert latest is not None
     assert (latest["step"], latest["value"]) == (10, 10)
     assert load_latest(tmp_path / "none") is None
+
+
+def test_a_checkpoint_under_the_name_of_another_step_is_refused(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, 2, {"value": 2}, keep=1).rename(tmp_path / "step-00000003.pt")
+    with pytest.raises(RunFolderError, match=r"step-00000003.pt: holds step 2;"):
+        load_latest(tmp_path)
