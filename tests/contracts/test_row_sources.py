@@ -135,3 +135,10 @@ def test_rows_say_what_their_source_does_otherwise(pattern: str, number: int, sa
     rows = sorted(CONFIGS.glob(pattern))
     assert len(rows) == number
     assert [row for row in rows if said not in header(row)] == []
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedprox", "fedyogi", "iid"])
+def test_amazon_has_the_vectors_that_fedscales_code_takes(algorithm: str) -> None:
+    # fedscale/cloud/config_parser.py, embedding_file.
+    tree = load_config(CONFIGS / "fedscale" / "table4" / f"amazon-{algorithm}.yaml").tree
+    assert tree["model"]["embeddings"] == "glove.840B.300d.txt"
