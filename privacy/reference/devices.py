@@ -46,6 +46,8 @@ class Devices:
     now: float = 0.0  # seconds of the clock
     counts: NDArray[np.int64] = field(init=False)  # shape (N,): rounds that each user was in
     last: NDArray[np.int64] = field(init=False)  # shape (N,): the last of them; 0 for none
+    # Numbers of the last round: users by their outcome, times, and earlier rounds of who was in.
+    played: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         rng, num = stream(self.seed, DEVICES), len(self.sizes)
@@ -72,7 +74,7 @@ class Devices:
         size = min(len(users), math.ceil(round(systems.overcommitment * options.cohort_size, 9)))
         rng = stream(seed, COHORT, number)
         chosen = users[rng.choice(len(users), size=size, replace=False, shuffle=False)]
-        finished, gone = [], [start]
+        finished, gone, left = [], [start], []
         for user in sorted(chosen.tolist()):
             begin, end = self._slot(user, start)
             download, training, upload = self._seconds(user)
@@ -80,13 +82,27 @@ class Devices:
             if begin <= start and finish <= end:
                 finished.append((finish, user))
             gone.append(min(finish, end) if begin <= start else start)
+            if not (begin <= start and finish <= end):
+                left.append(gone[-1])
         finished = sorted(finished)[: options.cohort_size]
         deadline = math.inf if systems.deadline_s is None else start + systems.deadline_s
         end = min(max(gone), deadline)
         if len(finished) == options.cohort_size:
             end = min(end, finished[-1][0])
         took_part = np.array(sorted(u for finish, u in finished if finish <= end), dtype=np.int64)
+        lost, last = sum(moment <= end for moment in left), self.last[took_part]
         self.now = end
+        self.played = {
+            "total_simulated_seconds": end,
+            "simulated_seconds": end - start,
+            "selected": len(chosen),
+            "counted": len(took_part),
+            "lost": lost,
+            "stragglers": len(chosen) - len(took_part) - lost,
+            "returning": int(self.counts[took_part].sum()),
+            "smallest_gap": number - int(last.max()) if last.any() else math.nan,
+            "largest_count": int(self.counts[took_part].max(initial=-1)) + 1,
+        }
         self.counts[took_part] += 1
         self.last[took_part] = number
         return took_part

@@ -47,12 +47,16 @@ def summary_problems(
     watch, others = DivergenceWatch(as_number(start), unit), list[str]()
     # Where the training users are evaluated, a step's loss has a name of its own.
     of_steps = STEP_NAMES["train/loss"] if "train" in options.splits else "train/loss"
+    unused = dict.fromkeys(("stragglers", "lost"), 0.0)
     names = {"train/loss": of_steps, "train/num_nonfinite": "train/num_nonfinite"}
     for row in rows:
         scalars = {
             key: value for key, given in row.items() if (value := as_float(given)) is not None
         }
         own = costs.add({key: value for key, value in scalars.items() if abs(value) < _ENDLESS})
+        for key in unused:
+            unused[key] += scalars.get(f"systems/{key}", 0.0)
+            own[f"systems/total_{key}"] = unused[key]
         others += (
             f"{METRICS_FILE}, {row['round']}: {key} is {scalars[key]!r}, not {cost!r}"
             for key, cost in own.items()

@@ -10,7 +10,7 @@ import copy
 import functools
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -34,6 +34,7 @@ from privacy.audit.recomputed_noise import recorded_number
 from privacy.audit.rounding import ROUNDING, Allowed
 from privacy.ledger import read_ledger
 from privacy.plan.plan import tensor_digest
+from privacy.reference.devices import Devices
 from privacy.reference.round import Round, Rule, State, recompute
 
 Mode = Literal["none", "first", "sample", "all"]
@@ -44,6 +45,8 @@ _CLAIM = "Rounds that are computed again, by a plain loop from their start, come
 _TRIALS = 12
 # Of what a round recorded: another number of steps is compared, far more of them have no end.
 _FAR_MORE = 10.0
+# Of the time on the clock: what another order of additions makes of it, and more.
+_CLOCK = 1e-9
 
 
 @dataclass
@@ -260,9 +263,7 @@ class _Work:
                 return
             recomputed.carry_on(line, made, allowed)
             if state.devices is not None:
-                now, clock = state.devices.now, "systems/total_simulated_seconds"
-                metrics = self._metrics.get(number, {})
-                found += recorded_number("simulated seconds", metrics, clock, now, 1e-9 * now)
+                found += self._other_devices(number, state.devices)
             problems = [f"round {number}: {problem}" for problem in [*self._beyond(made), *found]]
             if recomputed.undecided(made, allowed.relative) and after and made.fraction is not None:
                 state.mechanism.bound = float(after["clip_norm"])
@@ -272,8 +273,10 @@ class _Work:
                 self._done.far = max(self._done.far, apart)
                 self._done.compared.append(number)
                 with restoring(self._run.checkpoints[number], {"trainer": {}}, {}):
-                    moments = list(other_moments(state.optimizer, trainer["optimizer"], allowed))
-                problems += [f"round {number}: {problem}" for problem in moments]
+                    others = list(other_moments(state.optimizer, trainer["optimizer"], allowed))
+                    if state.devices is not None:
+                        others += _other_limits(state.devices, trainer["clients"]["participants"])
+                problems += [f"round {number}: {problem}" for problem in others]
                 if not problems and number < stop:
                     rule, state = self._run.at(number)
                     allowed = Allowed(allowed.each, state.optimizer)
@@ -292,6 +295,16 @@ class _Work:
                     f"user {one.user} trains on {one.trained.num_examples} examples, where the "
                     f"data have {most} of that user"
                 )
+
+    def _other_devices(self, number: int, devices: Devices) -> Iterator[str]:
+        """Numbers on record of a round of devices that are not those of the round as played."""
+        metrics = self._metrics.get(number, {})
+        record = self._run.lines[number - 1] | {
+            key.removeprefix("systems/"): value for key, value in metrics.items()
+        }
+        for key, own in devices.played.items():
+            near = _CLOCK * devices.now if key.endswith("seconds") else 0.0
+            yield from recorded_number(key.replace("_", " "), record, key, own, near)
 
     def _most_steps(self, number: int) -> float:
         """Far more than the steps and clients that are recorded of a round; NaN of nothing."""
@@ -312,6 +325,17 @@ class _Work:
         for key, one in self._run.transforms.items():
             one.load_state_dict(kept[key])
         return made
+
+
+def _other_limits(devices: Devices, saved: Mapping[str, Any]) -> Iterator[str]:
+    """Of a checkpoint: the clock and the users' rounds, from which the next rounds are drawn."""
+    now = devices.now
+    yield from recorded_number("saved clock", saved["clock"], "now", now, _CLOCK * now)
+    for key, own in (("counts", devices.counts), ("last", devices.last)):
+        wrong = np.flatnonzero(saved["limits"][key].numpy() != own)
+        if len(wrong):
+            what = f"{'numbers of rounds' if key == 'counts' else 'last rounds'} of {len(wrong)}"
+            yield f"saved limits: the {what} users are not those of the rounds so far"
 
 
 def _copied(state: State) -> State:

@@ -9,16 +9,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from pfl_bench.client.batches import examples_processed
 from pfl_bench.rng import Purpose, stream
 from pfl_bench.runs.audit import audit_run
+from pfl_bench.runs.runner import run
 from pfl_bench.simulation.device_sources.generated import generate_devices
 from pfl_bench.simulation.devices.limits import Limits
 from pfl_bench.types import LocalTraining
+from privacy.recording.observation import ParticipationHistory
 from privacy.reference.devices import Devices, processed
-from tests.pfl_bench.runs.test_recompute import again, make
+from tests.helpers import make_config
+from tests.pfl_bench.runs.test_edited_runs import ledger_edit
+from tests.pfl_bench.runs.test_recompute import SETTINGS, again, make
 from tests.sabotage.planting import DEVICES
+from tests.sabotage.running import interrupt
 
 NUM = 60
 SELECTED: dict[str, Any] = {
@@ -136,4 +142,59 @@ def test_another_clock_is_named(tmp_path: Path) -> None:
     rows[1][name] += 1.0
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     (problem,) = again(folder).problems
-    assert problem.startswith(f"round 2: simulated seconds: {rows[1][name]} is recorded, but")
+    assert problem.startswith(f"round 2: total simulated seconds: {rows[1][name]} is recorded, but")
+
+
+def test_limits_that_a_checkpoint_forgets_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = {**SELECTED, **DEVICES, "federated__max_participations": 2}
+    changes |= {"federated__num_rounds": 10, "federated__selection": {"name": "available"}}
+    nobody = torch.zeros(NUM, dtype=torch.int64)
+    with monkeypatch.context() as patch:
+        # The history that the ledger's lines are written from has forgotten them, too.
+        patch.setattr(Limits, "state_dict", lambda self: {"counts": nobody, "last": nobody})
+        patch.setattr(ParticipationHistory, "load_state_dict", lambda self, state: None)
+        config = make_config("private_federated", **{**SETTINGS, **changes})
+        interrupt(config, tmp_path / "run", after=5)
+        run(config, tmp_path / "run", resume=True)
+    done = audit_run(tmp_path / "run", recompute="all")
+    failed = {check.name: check.evidence for check in done.checks if check.outcome == "failed"}
+    assert list(failed) == ["recomputation"]
+    assert "round 5: saved limits: the numbers of rounds of" in failed["recomputation"]
+
+
+@pytest.mark.parametrize("name", ["simulated_seconds", "selected", "counted", "stragglers", "lost"])
+def test_other_outcomes_of_devices_are_named(name: str, tmp_path: Path) -> None:
+    folder = make(tmp_path / "run", **SELECTED, **LATE)
+    path = folder / "metrics.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows[1][f"systems/{name}"] += 1.0
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (problem,) = again(folder).problems
+    assert problem.startswith(f"round 2: {name.replace('_', ' ')}: {rows[1][f'systems/{name}']} is")
+
+
+def test_totals_of_stragglers_are_the_sums_of_the_rounds(tmp_path: Path) -> None:
+    folder = make(tmp_path / "run", **SELECTED, **LATE)
+    path, name = folder / "metrics.jsonl", "systems/total_stragglers"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert rows[-1][name] > 0.0
+    for row in rows[:-1]:
+        row[name] = 0.0
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    checks = {check.name: check for check in audit_run(folder, recompute="none").checks}
+    assert checks["outcome"].outcome == "failed"
+    assert f"{name} is 0.0, not" in checks["outcome"].evidence
+
+
+@pytest.mark.parametrize("name", ["returning", "smallest_gap", "largest_count"])
+def test_other_participations_on_record_are_named(name: str, tmp_path: Path) -> None:
+    folder = make(tmp_path / "run", **SELECTED, **DEVICES)
+
+    def change(lines: list[dict[str, Any]]) -> None:
+        lines[4][name] += 1
+
+    ledger_edit(change)(folder)
+    (problem,) = again(folder).problems
+    assert problem.startswith(f"round 5: {name.replace('_', ' ')}: ")
