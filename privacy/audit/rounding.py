@@ -53,6 +53,13 @@ def _signs(length: int, seed: int) -> Tensor:
     return torch.randint(0, 2, (length,), generator=generator) * 2.0 - 1.0
 
 
+def of_moment(disturbed: Optimizer, name: str, own: Tensor) -> float:
+    """Distance that rounding may explain of a moment, shape (P,): four times what disturbs it."""
+    # Squares feel where an error lies: more, where it lies at the largest elements.
+    factor = 4.0 if name == "first" else 64.0
+    return factor * float((getattr(disturbed, name) - own).norm()) + 64.0 * ULP * float(own.norm())
+
+
 class Allowed:
     """Largest effect of rounding since the parameters were last known bit for bit.
 
@@ -82,12 +89,7 @@ class Allowed:
 
     def of_moment(self, name: str, own: Tensor) -> float:
         """Distance that rounding may explain of a moment of the central optimizer, shape (P,)."""
-        if self.relative >= 1.0:
-            return math.inf
-        # Squares feel where an error lies: more, where it lies at the largest elements.
-        factor = 4.0 if name == "first" else 64.0
-        shift = getattr(self._disturbed, name) - own
-        return factor * float(shift.norm()) + 64.0 * ULP * float(own.norm())
+        return math.inf if self.relative >= 1.0 else of_moment(self._disturbed, name, own)
 
     def begin(self) -> None:
         """Begin the next round."""

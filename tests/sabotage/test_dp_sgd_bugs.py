@@ -24,7 +24,7 @@ from pfl_bench.trainers import central, dp_sgd
 from pfl_bench.trainers.central import CentralTrainer
 from privacy.recording.step_observation import StepObserver
 from tests.contracts.small_stores import write_scattering
-from tests.helpers import make_config
+from tests.helpers import change_checkpoint, make_config
 
 Patch = pytest.MonkeyPatch
 
@@ -292,6 +292,35 @@ def test_a_buffer_that_the_model_does_not_have_fails(tmp_path: Path) -> None:
         check.name: check for check in audit_run(tmp_path).checks if check.outcome == "failed"
     }
     assert "another buffer 'x' than the model" in failed["recomputation"].evidence
+
+
+@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_other_moments_in_a_checkpoint_fail(killed: bool, name: str, tmp_path: Path) -> None:
+    """Also where a killed run goes on with them."""
+    momentum = {"momentum": 0.9} if name == "sgd" else {}
+    config = small(
+        central__num_epochs=2, checkpoint__every=1, central__optimizer={"name": name, **momentum}
+    )
+    run(config, tmp_path)
+    checkpoints = tmp_path / "checkpoints"
+    if killed:
+        for done in (tmp_path / "summary.json", checkpoints / "step-00000002.pt"):
+            done.unlink()
+        ledger = tmp_path / "ledger.jsonl"
+        ledger.write_text(ledger.read_text().splitlines(keepends=True)[0])
+    step, path = max(steps_saved(checkpoints).items())
+
+    def change(state: dict[str, Any]) -> None:
+        for moments in state["trainer"]["optimizer"]["state"].values():
+            moments["momentum_buffer" if name == "sgd" else "exp_avg"] += 0.01
+
+    change_checkpoint(path, change)
+    if killed:
+        run(config, tmp_path, resume=True)
+    outcome, evidence = evidence_of(audit_run(tmp_path, recompute="all"))["recomputation"]
+    assert outcome == "failed"
+    assert f"epoch {step}, step 38: the checkpoint's first moments of the" in evidence
 
 
 def test_a_model_that_remembers_examples_fails(tmp_path: Path, monkeypatch: Patch) -> None:

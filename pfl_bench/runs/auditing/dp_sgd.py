@@ -25,7 +25,7 @@ from pfl_bench.client.optimizers import rate_factor
 from pfl_bench.profiling import one_thread
 from pfl_bench.rng import Purpose, stream, torch_seed
 from pfl_bench.runs.auditing import starts
-from pfl_bench.runs.auditing.kept_models import kept_problems
+from pfl_bench.runs.auditing.kept_models import kept_moments, kept_problems
 from pfl_bench.runs.auditing.opened import OpenedRun
 from pfl_bench.runs.checkpoint import load, steps_saved
 from pfl_bench.types import FederatedSplit
@@ -136,7 +136,7 @@ class _Run:
             self._generator.manual_seed(torch_seed(seed, Purpose.NOISE))
         self._found = {name: Comparison() for name in CHECKS}
         # By their epoch: with the first step, the starts among which the time for sums is shared.
-        saved = steps_saved(run.folder / "checkpoints")
+        self._saved = saved = steps_saved(run.folder / "checkpoints")
         self._checkpoints = {e: path for e, path in saved.items() if e * per_epoch < len(steps)}
         kept = kept_problems(model, self._sketches_after(per_epoch), self._sketch, saved)
         self._found["recomputation"].problems += kept
@@ -164,6 +164,10 @@ class _Run:
             examples = self._read(epoch, number, batch)
             self._goes_on = self._compute(index, examples, len(batch), noise)
             self._spent += time.monotonic() - started
+            if self._goes_on and number == self.settings.steps_per_epoch and epoch in self._saved:
+                moments = kept_moments(self._saved[epoch], self._optimizer, self._disturbed)
+                found = self._found["recomputation"].problems
+                found += (f"{self._place}: {problem}" for problem in moments)
             self._goes_on &= self._spent <= self._share
 
     def _start(self, saved: Mapping[str, Any]) -> None:

@@ -1,8 +1,9 @@
-"""Holds what checkpoints of DP-SGD keep, models and buffers, against the record of the steps."""
+"""Holds what checkpoints of DP-SGD keep, models, buffers and moments, against its steps."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,10 @@ import torch
 from numpy.typing import NDArray
 
 from pfl_bench.client.flat_model import FlatModel
-from pfl_bench.runs.checkpoint import load
-from privacy.audit.rounding import is_same_sketch
+from pfl_bench.runs.auditing.starts import other_moments
+from pfl_bench.runs.checkpoint import load, restoring
+from privacy.audit.rounding import is_same_sketch, of_moment
+from privacy.reference.central import Optimizer
 
 
 def kept_problems(
@@ -54,3 +57,13 @@ def kept_problems(
                         "model (or its released statistics)"
                     )
     model.vector.copy_(before)
+
+
+def kept_moments(path: Path, optimizer: Optimizer, disturbed: Optimizer) -> Iterator[str]:
+    """Moments of a checkpoint that are not those of the ``optimizer`` after the same steps.
+
+    ``disturbed`` has taken them from where rounding may have led.
+    """
+    with restoring(path, {"trainer": {}}, {}):
+        saved = load(path)["trainer"]["optimizer"]
+        yield from other_moments(optimizer, saved, partial(of_moment, disturbed))

@@ -273,7 +273,8 @@ class _Work:
                 self._done.far = max(self._done.far, apart)
                 self._done.compared.append(number)
                 with restoring(self._run.checkpoints[number], {"trainer": {}}, {}):
-                    others = list(other_moments(state.optimizer, trainer["optimizer"], allowed))
+                    kept = (state.optimizer, trainer["optimizer"], allowed.of_moment)
+                    others = list(other_moments(*kept))
                     if state.devices is not None:
                         others += _other_limits(state.devices, trainer["clients"]["participants"])
                 problems += [f"round {number}: {problem}" for problem in others]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,6 @@ from pfl_bench.types import (
 )
 from privacy.audit.errors import SkippedError
 from privacy.audit.inputs import as_number
-from privacy.audit.rounding import Allowed
 from privacy.reference.central import Optimizer
 from privacy.reference.client import Learner, Trained
 from privacy.reference.cohort import SCHEMES
@@ -275,16 +274,16 @@ def load_optimizer(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
 
 
 def other_moments(
-    optimizer: Optimizer, saved: Mapping[str, Any], allowed: Allowed
+    optimizer: Optimizer, saved: Mapping[str, Any], most: Callable[[str, Tensor], float]
 ) -> Iterator[str]:
-    """Problems of saved moments that are not those of the reference after the same steps."""
+    """Problems of saved moments that are not those of the reference, within ``most`` of each."""
     for name, found in _moments(saved):
         own = getattr(optimizer, name)
         apart = float((found - own).norm()) if found.shape == own.shape else float("inf")
-        if not apart <= allowed.of_moment(name, own) and bool(own.norm().isfinite()):
+        if not apart <= most(name, own) and bool(own.norm().isfinite()):
             yield (
                 f"the checkpoint's {name} moments of the central optimizer are off by {apart:.3g}, "
-                f"where rounding explains {allowed.of_moment(name, own):.2g}"
+                f"where rounding explains {most(name, own):.2g}"
             )
 
 
