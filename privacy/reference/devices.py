@@ -46,7 +46,7 @@ class Devices:
     now: float = 0.0  # seconds of the clock
     counts: NDArray[np.int64] = field(init=False)  # shape (N,): rounds that each user was in
     last: NDArray[np.int64] = field(init=False)  # shape (N,): the last of them; 0 for none
-    # Numbers of the last round: users by their outcome, times, and earlier rounds of who was in.
+    # Of the last round, by the names on record: times, outcomes, earlier rounds of who was in.
     played: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -93,12 +93,12 @@ class Devices:
         lost, last = sum(moment <= end for moment in left), self.last[took_part]
         self.now = end
         self.played = {
-            "total_simulated_seconds": end,
-            "simulated_seconds": end - start,
-            "selected": len(chosen),
-            "counted": len(took_part),
-            "lost": lost,
-            "stragglers": len(chosen) - len(took_part) - lost,
+            "systems/total_simulated_seconds": end,
+            "systems/simulated_seconds": end - start,
+            "systems/selected": len(chosen),
+            "systems/counted": len(took_part),
+            "systems/lost": lost,
+            "systems/stragglers": len(chosen) - len(took_part) - lost,
             "returning": int(self.counts[took_part].sum()),
             "smallest_gap": number - int(last.max()) if last.any() else math.nan,
             "largest_count": int(self.counts[took_part].max(initial=-1)) + 1,

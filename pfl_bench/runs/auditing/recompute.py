@@ -299,13 +299,11 @@ class _Work:
 
     def _other_devices(self, number: int, devices: Devices) -> Iterator[str]:
         """Numbers on record of a round of devices that are not those of the round as played."""
-        metrics = self._metrics.get(number, {})
-        record = self._run.lines[number - 1] | {
-            key.removeprefix("systems/"): value for key, value in metrics.items()
-        }
+        record = self._run.lines[number - 1] | self._metrics.get(number, {})
         for key, own in devices.played.items():
             near = _CLOCK * devices.now if key.endswith("seconds") else 0.0
-            yield from recorded_number(key.replace("_", " "), record, key, own, near)
+            what = key.rpartition("/")[2].replace("_", " ")
+            yield from recorded_number(what, record, key, own, near)
 
     def _most_steps(self, number: int) -> float:
         """Far more than the steps and clients that are recorded of a round; NaN of nothing."""
@@ -330,13 +328,11 @@ class _Work:
 
 def _other_limits(devices: Devices, saved: Mapping[str, Any]) -> Iterator[str]:
     """Of a checkpoint: the clock and the users' rounds, from which the next rounds are drawn."""
-    now = devices.now
-    yield from recorded_number("saved clock", saved["clock"], "now", now, _CLOCK * now)
+    yield from recorded_number("clock", saved["clock"], "now", devices.now, _CLOCK * devices.now)
     for key, own in (("counts", devices.counts), ("last", devices.last)):
         wrong = np.flatnonzero(saved["limits"][key].numpy() != own)
         if len(wrong):
-            what = f"{'numbers of rounds' if key == 'counts' else 'last rounds'} of {len(wrong)}"
-            yield f"saved limits: the {what} users are not those of the rounds so far"
+            yield f"saved limits: {key} of {len(wrong)} users are not those of the rounds so far"
 
 
 def _copied(state: State) -> State:
