@@ -79,6 +79,19 @@ def test_an_honest_run_passes_and_goes_on_with_its_statistics(
     assert ledgers[0] == ledgers[1]
 
 
+def test_a_forged_metric_of_a_model_with_statistics_fails(store: Path, tmp_path: Path) -> None:
+    run(small(store), tmp_path)
+    checks = {check.name: check for check in audit_run(tmp_path, recompute="all").checks}
+    assert checks["outcome"].outcome == "passed"
+    assert "6 metrics of test" in checks["outcome"].evidence
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    summary["metrics"]["test/accuracy"] += 0.2
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    checks = {check.name: check for check in audit_run(tmp_path, recompute="all").checks}
+    assert checks["outcome"].outcome == "failed"
+    assert "test/accuracy is" in checks["outcome"].evidence
+
+
 def release_without_noise(place: int) -> Callable[[Patch], None]:
     def plant(patch: Patch) -> None:
         real = StatisticsSums.release

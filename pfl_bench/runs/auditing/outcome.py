@@ -162,7 +162,11 @@ def _metrics(
     if not seconds:
         raise SkippedError("--recompute asks for none")
     has_others = any(name.endswith("/num_clients_without_examples") for name in stated)
-    if config.evaluation.adaptation is not None or has_others or model.buffers():
+    # Released statistics, which no step moves; checkpoints of other private runs have no buffers.
+    held = ((saved or {}).get("trainer") or {}).get("buffers") or {}
+    buffers, shapes = model.buffers(), {name: getattr(held[name], "shape", None) for name in held}
+    is_other = shapes != {name: buffer.shape for name, buffer in buffers.items()}
+    if config.evaluation.adaptation is not None or has_others or is_other:
         raise SkippedError("they are not of the central parameters alone")
     if run.other_reading:
         raise SkippedError(run.other_reading)
@@ -174,6 +178,7 @@ def _metrics(
     before, seen, differing = model.vector.clone(), list[str](), list[str]()
     families, size = families_of(task, config), config.evaluation.batch_size
     try:
+        model.load_buffers(held)
         forward = build_forward(run.resolved, task, model)
         for at, values, names, said in (
             ("", vector, config.evaluation.final_splits, stated),
@@ -197,6 +202,7 @@ def _metrics(
         raise SkippedError(str(error)) from None
     finally:
         model.vector.copy_(before)
+        model.load_buffers(buffers)
     return "; ".join(["its names", *seen]), differing
 
 
