@@ -276,7 +276,7 @@ def load_optimizer(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
 def other_moments(
     optimizer: Optimizer, saved: Mapping[str, Any], most: Callable[[str, Tensor], float]
 ) -> Iterator[str]:
-    """Problems of saved moments, shape (P,), that are not the reference's, within ``most`` of each."""
+    """Problems of saved moments, shape (P,), beyond ``most`` from those of the reference."""
     for name, found in _moments(saved):
         own = getattr(optimizer, name)
         apart = float((found - own).norm()) if found.shape == own.shape else float("inf")
