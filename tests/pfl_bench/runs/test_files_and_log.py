@@ -6,20 +6,23 @@ import math
 import os
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from pfl_bench.files import (
-    drop_after,
     parse_json,
     read_json,
     read_metrics,
     write_atomically,
     write_json,
 )
-from pfl_bench.runs.checkpoint import load, load_latest, save_checkpoint
-from pfl_bench.runs.log import RunLog, saying_once
+from pfl_bench.metrics import MetricDirections
+from pfl_bench.runs.best_model import BestModel
+from pfl_bench.runs.checkpoint import _digest, load, load_latest, restoring, save_checkpoint
+from pfl_bench.runs.log import Notices, RunLog, headline_of, saying_once
 from pfl_bench.types import RunFolderError
 
 
@@ -124,12 +127,38 @@ def test_without_a_terminal_lines_come_when_there_is_news(tmp_path: Path) -> Non
     stream = io.StringIO()
     with RunLog(tmp_path, "row", total=3, done=0, stream=stream) as log:
         log.metrics(1, {"train/loss": 1.0}, "")
+        assert len(read_metrics(tmp_path / "metrics.jsonl")) == 1  # before a kill
         log.metrics(2, {"train/loss": math.nan}, "val/accuracy 0.5")
         log.notice("something happened")
     assert stream.getvalue() == "row: 2/3 val/accuracy 0.5\nrow: something happened\n"
     assert (tmp_path / "run.log").read_text() == "something happened\n"
     rows = read_metrics(tmp_path / "metrics.jsonl")
     assert rows == [{"round": 1, "train/loss": 1.0}, {"round": 2, "train/loss": "nan"}]
+
+
+def test_without_news_a_line_comes_after_ten_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream, times = io.StringIO(), iter([0.0, 9.0, 11.0, 11.0, 20.0])
+    monkeypatch.setattr("pfl_bench.runs.log.time", SimpleNamespace(monotonic=times.__next__))
+    with RunLog(tmp_path, "row", total=3, done=0, stream=stream) as log:
+        for step in (1, 2, 3):
+            log.metrics(step, {}, "")
+    assert stream.getvalue() == "row: 2/3\n"
+
+
+def test_the_line_of_a_round_has_the_loss_and_what_speaks_for_the_run() -> None:
+    scalars = {"train/loss": 1.0, "val/accuracy": 0.5, "val/loss": 2.0, "train/num_steps": 3.0}
+    assert headline_of(scalars, ("accuracy",)) == "train/loss 1.0000  val/accuracy 0.5000"
+
+
+def test_notices_wait_for_their_log() -> None:
+    notices, said = Notices(), list[str]()
+    for text in ("a", "b"):
+        notices.add(text)
+    notices.send_to(said.append)
+    notices.add("c")
+    assert said == ["a", "b", "c"]
 
 
 def test_with_a_terminal_there_is_a_bar(tmp_path: Path) -> None:
@@ -140,7 +169,7 @@ def test_with_a_terminal_there_is_a_bar(tmp_path: Path) -> None:
         log.metrics(2, {"train/loss": 1.0}, "val/accuracy 0.7")
     shown = stream.getvalue()
     assert "2/2" in shown
-    assert "val/accuracy 0.7" in shown
+    assert "at 2  val/accuracy 0.7" in shown
     assert "something [bold]happened[/bold]" in shown
 
 
@@ -188,7 +217,7 @@ def test_a_resumed_log_drops_later_rounds_and_a_torn_line(tmp_path: Path) -> Non
     path = tmp_path / "metrics.jsonl"
     lines = [json.dumps({"round": index}) for index in range(1, 6)]
     path.write_text("\n".join(lines) + '\n{"round": 6, "tr', encoding="utf-8")
-    drop_after(path, 3)
+    RunLog(tmp_path, "row", total=6, done=3, stream=io.StringIO()).__exit__()
     assert [row["round"] for row in read_metrics(path)] == [1, 2, 3]
 
 
@@ -217,3 +246,26 @@ def test_a_checkpoint_under_the_name_of_another_step_is_refused(tmp_path: Path) 
     save_checkpoint(tmp_path, 2, {"value": 2}, keep=1).rename(tmp_path / "step-00000003.pt")
     with pytest.raises(RunFolderError, match=r"step-00000003.pt: holds step 2;"):
         load_latest(tmp_path)
+
+
+def test_one_central_parameter_that_is_not_finite_is_refused() -> None:
+    fresh = {"trainer": {"central": torch.ones(2)}}
+    state = {"trainer": {"central": torch.tensor([1.0, math.nan])}}
+    with (
+        pytest.raises(RunFolderError, match="central parameters are not finite"),
+        restoring(Path("step-00000001.pt"), state, fresh),
+    ):
+        pass
+
+
+def test_the_digest_of_a_state_is_of_types_and_shapes_too() -> None:
+    zeros = [torch.zeros(2, 3), torch.zeros(3, 2), torch.zeros(2, 3, dtype=torch.int32)]
+    assert len({_digest({"a": value}) for value in zeros}) == 3
+
+
+def test_the_first_of_equal_models_is_kept_and_nan_never_is() -> None:
+    model: Any = SimpleNamespace(vector=torch.zeros(1), buffers=dict)
+    best = BestModel("val/loss", model, MetricDirections(frozenset({"loss"}), ()))
+    for index, loss in enumerate((math.nan, 0.5, math.nan, 0.5, 0.75), start=1):
+        best.look(index, {"val/loss": loss})
+    assert best.to_json_dict() == {"metric": "val/loss", "value": 0.5, "index": 2}
