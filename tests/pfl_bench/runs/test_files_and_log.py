@@ -23,6 +23,7 @@ from pfl_bench.metrics import MetricDirections
 from pfl_bench.runs.best_model import BestModel
 from pfl_bench.runs.checkpoint import _digest, load, load_latest, restoring, save_checkpoint
 from pfl_bench.runs.log import Notices, RunLog, headline_of, saying_once
+from pfl_bench.runs.published import best_over_rounds
 from pfl_bench.types import RunFolderError
 
 
@@ -265,7 +266,12 @@ def test_the_digest_of_a_state_is_of_types_and_shapes_too() -> None:
 
 def test_the_first_of_equal_models_is_kept_and_nan_never_is() -> None:
     model: Any = SimpleNamespace(vector=torch.zeros(1), buffers=dict)
-    best = BestModel("val/loss", model, MetricDirections(frozenset({"loss"}), ()))
-    for index, loss in enumerate((math.nan, 0.5, math.nan, 0.5, 0.75), start=1):
+    directions = MetricDirections(frozenset({"loss"}), ())
+    best = BestModel("val/loss", model, directions)
+    losses = (math.nan, 0.5, math.nan, 0.5, 0.75)
+    for index, loss in enumerate(losses, start=1):
         best.look(index, {"val/loss": loss})
     assert best.to_json_dict() == {"metric": "val/loss", "value": 0.5, "index": 2}
+    lines = [{"round": index, "val/loss": loss} for index, loss in enumerate(losses, start=1)]
+    found = best_over_rounds(lines, ["val"], directions)
+    assert found == {"val/loss": {"value": 0.5, "round": 2}}
