@@ -41,7 +41,7 @@ def find_damage(path: Path, name: str) -> str | None:
             with path.open("rb") as stream:
                 for _ in ijson.basic_parse(stream, use_float=True):
                     pass
-        except (ijson.JSONError, UnicodeDecodeError, OverflowError) as error:
+        except (ijson.JSONError, UnicodeDecodeError) as error:
             return f"not valid JSON ({' '.join(str(error).split())[:120]})"
     return None
 

@@ -21,6 +21,7 @@ from filelock import FileLock
 
 from pfl_bench.cli.main import main
 from pfl_bench.data import download as download_module
+from pfl_bench.data.checksums import CHUNK_BYTES
 from pfl_bench.data.download import LOCK, download
 from pfl_bench.types import DataError, PluginError, RemoteFile
 from tasks.cifar10 import prepare as cifar10_prepare
@@ -479,9 +480,13 @@ def test_a_cut_transfer_without_digest_resumes(server: Server, target: Path) -> 
         ("a.tar.gz", PACKED[:90_000] + b"x" + PACKED[90_001:], "not a sound gzip file"),
         ("a.tar.gz", PACKED[:-9], "not a sound gzip file"),
         ("a.tgz", b"<html>", "not a sound gzip file"),
+        # A block of no type that there is.
+        ("a.tgz", PACKED[:10] + b"\xff" + PACKED[11:], "not a sound gzip file"),
         ("b.json", b'[{"x": 1}', "not valid JSON"),
         ("b.json", b"<html>", "not valid JSON"),
         ("b.json", b'["\xff"]', "not valid JSON"),
+        # A surrogate, which no UTF-8 has.
+        ("b.json", b'["\xed\xa0\x80"]', "not valid JSON"),
     ],
 )
 def test_damage_without_digest_is_refused_and_fetched_again(
@@ -506,17 +511,26 @@ def test_a_damaged_beginning_without_digest_is_fetched_anew(server: Server, targ
 def test_a_file_of_unknown_length_and_content_cannot_be_trusted(
     server: Server, target: Path
 ) -> None:
-    server.script |= {"/c.bin": ["unsized"], "/a.tar.gz": ["unsized"]}
+    server.script |= {name: ["unsized"] for name in ("/c.bin", "/a.tar.gz", "/a.tgz")}
     refused(digestless(server, "c.bin", b"a -> b\n"), target, "unknown length")
-    download([digestless(server)], target, Progress())
-    assert (target / "a.tar.gz").read_bytes() == PACKED
+    for name in ("a.tar.gz", "a.tgz"):
+        download([digestless(server, name)], target, Progress())
+        assert (target / name).read_bytes() == PACKED
     download([digestless(server, "c.bin", b"a -> b\n", size=7)], target, Progress())
     refused_size = digestless(server, "d.txt", b"a -> b\n", size=8)
     server.script["/d.txt"] = ["unsized"]
     refused(refused_size, target, "ended at 7 of 8")
 
 
-@pytest.mark.parametrize("text", [b"a -> b\n", "caf\u00e9 -> b".encode(), b"\xef\xbb\xbfa"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"a -> b\n",
+        "caf\u00e9 -> b".encode(),
+        b"\xef\xbb\xbfa",
+        pytest.param(b"a" + b"\n" * CHUNK_BYTES, id="blank at the end"),
+    ],
+)
 def test_a_text_of_unknown_length_is_read_through(
     server: Server, target: Path, text: bytes
 ) -> None:
