@@ -74,6 +74,15 @@ def test_a_start_that_is_no_measure_leaves_finite_losses_alone(start: float) -> 
     assert watch.look(2, {"train/loss": math.nan})
 
 
+def test_a_resumed_run_measures_by_the_start_that_was_saved() -> None:
+    """Another machine may compute the initial model's loss a little differently."""
+    watch = DivergenceWatch(2.0)
+    watch.load_state_dict(DivergenceWatch(2000.0).state_dict())
+    assert not watch.look(1, {"train/loss": 2001.0})
+    assert watch.look(2, {"train/loss": math.inf})
+    assert (watch.found or {})["start"] == 2000.0
+
+
 @pytest.mark.parametrize("name", sorted(DIVERGING))
 def test_a_diverged_run_says_so_everywhere(
     name: str, config_file: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]

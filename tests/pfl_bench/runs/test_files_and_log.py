@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
+from pfl_bench.client.flat_model import FlatModel
 from pfl_bench.files import (
     parse_json,
     read_json,
@@ -262,6 +264,18 @@ def test_one_central_parameter_that_is_not_finite_is_refused() -> None:
 def test_the_digest_of_a_state_is_of_types_and_shapes_too() -> None:
     zeros = [torch.zeros(2, 3), torch.zeros(3, 2), torch.zeros(2, 3, dtype=torch.int32)]
     assert len({_digest({"a": value}) for value in zeros}) == 3
+
+
+def test_the_kept_model_comes_back_with_its_buffers() -> None:
+    model = FlatModel(nn.BatchNorm1d(2), torch.device("cpu"))
+    best = BestModel("val/loss", model, MetricDirections(frozenset({"loss"}), ()))
+    wanted = {name: value.clone() for name, value in model.module.state_dict().items()}
+    best.look(1, {"val/loss": 0.5})
+    for value in model.module.state_dict().values():
+        value += 1
+    best.load()
+    found = model.module.state_dict()
+    assert all(torch.equal(found[name], value) for name, value in wanted.items())
 
 
 def test_the_first_of_equal_models_is_kept_and_nan_never_is() -> None:

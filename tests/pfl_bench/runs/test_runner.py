@@ -243,14 +243,20 @@ def test_evaluating_train_leaves_the_loss_of_the_local_steps_its_own_name(tmp_pa
     assert "train/loss" not in both[0]
 
 
-def test_selection_keeps_the_best_model(tmp_path: Path) -> None:
+def test_selection_keeps_the_best_model_also_across_a_cut(tmp_path: Path) -> None:
     config = make_config(
         "federated", evaluation__select_best="val/accuracy", evaluation__every=1,
         federated__local_learning_rate=30.0, federated__num_rounds=8,
+        checkpoint={"every": 7, "keep": 2},
     )  # fmt: skip
     summary = run(config, tmp_path)
     accuracies = [float(str(r["val/accuracy"])) for r in read_metrics(tmp_path / "metrics.jsonl")]
-    assert summary["selected"] == accuracies.index(max(accuracies)) + 1
+    assert summary["selected"] == accuracies.index(max(accuracies)) + 1 < 7
+    (tmp_path / "summary.json").unlink()
+    (tmp_path / "checkpoints" / "step-00000008.pt").unlink()
+    resumed = run(config, tmp_path, resume=True)
+    assert resumed["selection"] == summary["selection"]
+    assert resumed["metrics"] == summary["metrics"]
 
 
 def test_an_unmeasured_selection_metric_is_refused(tmp_path: Path) -> None:
