@@ -9,7 +9,7 @@ from sklearn.metrics import accuracy_score, log_loss
 from torch import nn
 
 from pfl_bench.client.forward import Forward
-from pfl_bench.evaluation.splits import measure
+from pfl_bench.evaluation.splits import initial_loss, measure
 from pfl_bench.federated.parts import build_task
 from pfl_bench.metrics.classification import Classification
 from pfl_bench.types import FederatedSplit, Task, UserInputError
@@ -105,4 +105,12 @@ def test_evaluation_leaves_the_mode_as_it_was() -> None:
     task, split = digits()
     module = linear().train()
     evaluate(module, task, split, 64)
+    assert module.training
+
+
+def test_the_loss_at_the_start_is_without_dropout() -> None:
+    task, split = digits()
+    module = nn.Sequential(linear(), nn.Dropout()).train()
+    wanted = initial_loss(through(module[0], task), split)
+    assert initial_loss(through(module, task), split) == wanted
     assert module.training

@@ -191,24 +191,27 @@ def test_a_value_without_a_name_is_refused() -> None:
 
 
 class Shifted:
-    """Gives user u the model that adds u, and holds back all examples at even places."""
+    """Gives user u the model that adds u, and holds back all examples at even places.
 
-    def __init__(self, module: nn.Linear) -> None:
+    It leaves the model in the mode of training.
+    """
+
+    def __init__(self, module: nn.Sequential) -> None:
         self._module = module
 
     def personalise(self, split: FederatedSplit, user: int) -> NDArray[np.int64]:
         self._module.train()
         with torch.no_grad():
-            self._module.bias.fill_(user)
+            self._module[0].bias.fill_(user)
         return np.arange(1, split.offsets[user + 1] - split.offsets[user], 2)
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 100])
 def test_clients_are_evaluated_with_their_own_models_on_their_own_part(batch_size: int) -> None:
     data = Plays()
-    module = nn.Linear(1, 1).double()
+    module = nn.Sequential(nn.Linear(1, 1), nn.Dropout()).double()
     with torch.no_grad():
-        module.weight.fill_(1.0)
+        module[0].weight.fill_(1.0)
     task: Any = data
     forward, split = Forward(module, task, CPU), task
     data.weights[:] = 1
