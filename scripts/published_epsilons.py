@@ -7,7 +7,7 @@ Guarantee of the numbers: all are upper bounds, at delta 1e-5. "As the source co
 source's theory: batches as Poisson samples of the steps that it runs, Renyi divergences at its
 orders, and the older conversion, min over a of D_a + log(1 / delta) / (a - 1) (Mironov 2017).
 "Poisson, pld" is the same claim by privacy loss distributions. "Proven" is of the batches that the
-source draws: cut from shuffled orders, they have no amplification that is proven.
+rows draw: cut from shuffled orders, they have no amplification that is proven.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Claim:
         published: The epsilon.
         theirs: As the source computes it.
         pld: Of Poisson samples.
-        proven: Of the batches that the source draws.
+        proven: Of the batches that the row draws.
     """
 
     row: str

@@ -99,8 +99,9 @@ def shuffled_as_poisson() -> Row:
         files="cnns.py, baselines.py, train_utils.py, dp_utils.py; "
         "tutorials/mnist_dpsgd_tutorial.py",
         error="each epoch shuffles the examples, cuts the order into batches and drops what is "
-        "left; accounted as Poisson's (both convert Renyi divergences by the older theorem, which "
-        "only raises epsilon)",
+        "left (the first unless `--sample_batches` is given, the second in a queue of 1,000); "
+        "accounted as Poisson's (both convert Renyi divergences by the older theorem, which only "
+        "raises epsilon)",
         setting="Handcrafted-DP's network on MNIST: 512 of 60,000, 40 epochs, noise multiplier "
         "1.23, delta 1e-5, neighbours have a gradient of zero in one example's place",
         quantity="epsilon",

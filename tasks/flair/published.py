@@ -14,11 +14,11 @@ from tasks.common.leaf import table1
 from tasks.common.sources import reading
 
 SPLITS = ("train", "val", "test")
-# The published README says "dev" once where the files say "val".
+# The published README also says "dev" where the files say "val".
 SPLIT_OF_PARTITION = {"train": "train", "val": "val", "dev": "val", "test": "test"}
 IMAGE_SIDE = 256
 NUM_TARBALLS = 43
-# Source: Song et al. 2022, section 3 and appendix A; the repository apple/ml-flair, README.
+# Source: the repository apple/ml-flair, README; images also Song et al. 2022, section 4.2.
 USERS = {"train": 41_131, "val": 5_141, "test": 5_142}
 IMAGES = {"train": 345_879, "val": 39_239, "test": 43_960}
 # "coarse_images" and "fine_images": images of all splits that have each label, the commonest first,
