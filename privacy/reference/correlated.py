@@ -27,7 +27,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,8 @@ from privacy.reference.noise import Gaussian, Setting
 from privacy.reference.streams import NOISE, stream
 
 Array = NDArray[np.float64]
+# Vectors that the noise of coming rounds is made with, until the next of them is drawn.
+Kept = Sequence[Array]
 
 
 def series(power: float, count: int) -> Array:
@@ -63,36 +65,46 @@ def columns(setting: Setting) -> Array:
     return np.broadcast_to(column, (rounds, len(column)))
 
 
-def banded(c: Array, draws: Iterable[Any]) -> Iterator[Any]:
-    """X of a banded C, shape (T, bands)."""
+def banded(c: Array, draws: Iterable[Any]) -> Iterator[tuple[Any, Kept]]:
+    """X of a banded C, shape (T, bands); kept are the last rows of X, the latest first."""
     before: deque[Any] = deque(maxlen=c.shape[1] - 1)
     for t, draw in enumerate(draws):
         x = (draw - sum(c[t - k, k] * old for k, old in enumerate(before, start=1))) / c[t, 0]
         before.appendleft(x)
-        yield x
+        yield x, before
 
 
-def inverse_banded(column: Array, rounds: int, draws: Iterable[Array]) -> Iterator[Array]:
-    """X where a multiple of C^-1 has these coefficients in each column, shape (bands,)."""
+def inverse_banded(
+    column: Array, rounds: int, draws: Iterable[Array]
+) -> Iterator[tuple[Array, Kept]]:
+    """X where a multiple of C^-1 has these coefficients in each column, shape (bands,).
+
+    Kept are the last draws, the latest first.
+    """
     one = [1.0] + [0.0] * (rounds - 1)
-    norm = math.hypot(*banded(np.broadcast_to(column, (rounds, len(column))), one))
+    of_one = banded(np.broadcast_to(column, (rounds, len(column))), one)
+    norm = math.hypot(*(x for x, _ in of_one))
     recent: deque[Array] = deque(maxlen=len(column))
     for draw in draws:
         recent.appendleft(draw)
-        yield norm * sum(a * z for a, z in zip(column, recent, strict=False))
+        kept = list(recent)[: len(column) - 1]
+        yield norm * sum(a * z for a, z in zip(column, recent, strict=False)), kept
 
 
-def buffered(f: float, w: Array, q: Array, draws: Iterable[Array]) -> Iterator[Array]:
+def buffered(f: float, w: Array, q: Array, draws: Iterable[Array]) -> Iterator[tuple[Array, Kept]]:
     """X where buffer i has the sum over n of q_i^(n - 1) times the row n rounds before."""
     buffers = np.zeros((len(w), 1))
     for draw in draws:
         x = draw / f - w @ buffers
         buffers = q[:, None] * buffers + x
-        yield x
+        yield x, list(buffers)
 
 
-def tree(size: int, draws: Iterable[Iterator[Array]]) -> Iterator[tuple[Array, float]]:
-    """Noise of trees of ``size`` rounds, of each round's draws, and its standard deviation."""
+def tree(size: int, draws: Iterable[Iterator[Array]]) -> Iterator[tuple[Array, float, Kept]]:
+    """Noise of trees of ``size`` rounds, of each round's draws, and its standard deviation.
+
+    Kept are the nodes of a prefix, the highest first.
+    """
     nodes: list[Array] = []
     for t, of_round in enumerate(draws):
         if t % size == 0:
@@ -106,12 +118,14 @@ def tree(size: int, draws: Iterable[Iterator[Array]]) -> Iterator[tuple[Array, f
             replaced, shared = replaced + child, (1.0 - own) * (shared + child)
         nodes.append(node)
         prefix = sum(nodes[1:], nodes[0])
-        yield prefix - before, math.sqrt(own + replaced - 2.0 * shared)
+        yield prefix - before, math.sqrt(own + replaced - 2.0 * shared), nodes
         before = prefix
 
 
-def noises(setting: Setting) -> Iterator[tuple[Array, float]]:
+def noises(setting: Setting) -> Iterator[tuple[Array, float, Kept]]:
     """Noise of each round of a run, shape (P,), at a draw's standard deviation of 1, and its own.
+
+    With what is kept for the coming rounds, of which each is at least as long.
 
     A matrix is solved for its inverse's columns beside the noise: the first, if all are alike.
     """
@@ -136,9 +150,10 @@ def noises(setting: Setting) -> Iterator[tuple[Array, float]]:
     else:
         made = banded(columns(setting), draws)
     squares = 0.0
-    for noise, weights in (np.split(x, [setting.length]) for x in made):
+    for x, kept in made:
+        noise, weights = np.split(x, [setting.length])
         squares = float(weights @ weights) + (squares if width == 1 else 0.0)
-        yield noise, math.sqrt(squares)
+        yield noise, math.sqrt(squares), kept
 
 
 class Noises:
@@ -147,7 +162,7 @@ class Noises:
     def __init__(self, setting: Setting) -> None:
         self._setting, self._number = setting, 0
 
-    def at(self, number: int) -> tuple[Array, float]:
+    def at(self, number: int) -> tuple[Array, float, Kept]:
         """That of a round, from 1, as ``noises`` has it."""
         if not 0 < self._number <= number:
             self._made, self._number = noises(self._setting), 0
@@ -168,7 +183,8 @@ class Correlated(Gaussian):
     def begin(self, number: int) -> None:
         """Begin a round, from 1 to T."""
         super().begin(number)
-        self._unit, self._of_unit = self._noises.at(number)
+        self._unit, self._of_unit, kept = self._noises.at(number)
+        self._kept = [vector[: self.setting.length] for vector in kept]
 
     def flaw(self) -> str:
         """That a column has a norm above 1, an element below 0, or too many elements."""
@@ -182,6 +198,10 @@ class Correlated(Gaussian):
             return f"the strategy is no matrix of {planned} columns and {most} bands from 0 on"
         norm = float(np.linalg.norm(c, axis=1).max())
         return f"a column of the strategy has norm {norm:.9g}, above 1" if norm > 1 + 1e-9 else ""
+
+    def state(self) -> dict[str, Any]:
+        """The rounds so far, and what later ones take back of their noise."""
+        return {"rounds": self.number, "noise": self._kept if self.setting.multiplier else []}
 
     @property
     def stddev(self) -> float:

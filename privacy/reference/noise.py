@@ -93,6 +93,10 @@ class Gaussian:
         """
         return None
 
+    def state(self) -> dict[str, Any]:
+        """State from round to round, as a checkpoint has it."""
+        return {}
+
 
 class AdaptiveGaussian(Gaussian):
     """The bound follows a quantile of the norms; s_b is a 20th of the simulated cohort."""
@@ -124,6 +128,10 @@ class AdaptiveGaussian(Gaussian):
         end = math.log(2.0**64)  # the bound stays within 2^-64 and 2^64
         self.bound = math.exp(min(max(math.log(self.bound) - step, -end), end))
         return fraction
+
+    def state(self) -> dict[str, Any]:
+        """The bound."""
+        return {"clip_norm": self.bound}
 
 
 class Laplace(Gaussian):

@@ -67,6 +67,8 @@ class State:
     central: Tensor  # shape (P,), float32
     mechanism: Gaussian
     optimizer: Optimizer
+    counts: NDArray[np.int64]  # shape (N,): rounds that each user was in
+    last: NDArray[np.int64]  # shape (N,): the last of them; 0 for none
     devices: Devices | None = None  # with the clock; None where users are drawn
 
 
@@ -119,6 +121,8 @@ def recompute(
         users = cohort.draw(o.sampling, rule.seed, number, *sizes)
     else:
         users, chance, most = state.devices.draw(number, rule.seed), 1.0, o.max_participations
+    state.counts[users] += 1
+    state.last[users] = number
     made = Round(users, mechanism.bound, central, torch.zeros(len(central), dtype=torch.float64))
     bits = 0.0
 

@@ -320,7 +320,7 @@ def test_other_moments_in_a_checkpoint_fail(killed: bool, name: str, tmp_path: P
         run(config, tmp_path, resume=True)
     outcome, evidence = evidence_of(audit_run(tmp_path, recompute="all"))["recomputation"]
     assert outcome == "failed"
-    assert f"epoch {step}, step 38: the checkpoint's first moments of the" in evidence
+    assert f"epoch {step}, step 38: the checkpoint's optimizer's first moment is off" in evidence
 
 
 def test_a_model_that_remembers_examples_fails(tmp_path: Path, monkeypatch: Patch) -> None:

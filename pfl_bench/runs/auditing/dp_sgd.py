@@ -26,6 +26,7 @@ from pfl_bench.profiling import one_thread
 from pfl_bench.rng import Purpose, stream, torch_seed
 from pfl_bench.runs.auditing import starts
 from pfl_bench.runs.auditing.kept_models import kept_moments, kept_problems
+from pfl_bench.runs.auditing.kept_state import load_optimizer
 from pfl_bench.runs.auditing.opened import OpenedRun
 from pfl_bench.runs.checkpoint import load, steps_saved
 from pfl_bench.types import FederatedSplit
@@ -175,7 +176,7 @@ class _Run:
         self._model.vector.copy_(saved["central"])
         self._reference.start()
         self._begin()
-        starts.load_optimizer(self._optimizer, saved["optimizer"])
+        load_optimizer(self._optimizer, saved["optimizer"])
         self._disturbed = copy.deepcopy(self._optimizer)
         self._goes_on, self._spent = not self._found["recomputation"].problems, 0.0
 

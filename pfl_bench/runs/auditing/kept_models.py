@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from pfl_bench.client.flat_model import FlatModel
-from pfl_bench.runs.auditing.starts import other_moments
+from pfl_bench.runs.auditing.kept_state import other_moments
 from pfl_bench.runs.checkpoint import load, restoring
 from privacy.audit.rounding import is_same_sketch, of_moment
 from privacy.reference.central import Optimizer

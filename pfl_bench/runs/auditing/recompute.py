@@ -10,7 +10,7 @@ import copy
 import functools
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -21,8 +21,9 @@ from pfl_bench.client import machine
 from pfl_bench.files import read_metrics
 from pfl_bench.profiling import one_thread
 from pfl_bench.runs.auditing.inputs import METRICS_FILE
+from pfl_bench.runs.auditing.kept_state import CLOCK, other_state
 from pfl_bench.runs.auditing.opened import OpenedRun
-from pfl_bench.runs.auditing.starts import Starts, other_moments
+from pfl_bench.runs.auditing.starts import Starts
 from pfl_bench.runs.checkpoint import restoring
 from pfl_bench.types import ConfigError
 from pfl_bench.types.results import STEP_NAMES
@@ -45,8 +46,6 @@ _CLAIM = "Rounds that are computed again, by a plain loop from their start, come
 _TRIALS = 12
 # Of what a round recorded: another number of steps is compared, far more of them have no end.
 _FAR_MORE = 10.0
-# Of the time on the clock: what another order of additions makes of it, and more.
-_CLOCK = 1e-9
 
 
 @dataclass
@@ -230,9 +229,9 @@ class _Work:
                 return
             line = self._run.lines[number - 1]
             after = self._run.lines[number] if number < len(self._run.lines) else {}
-            saved = None
+            saved, trainer = None, dict[str, Any]()
             if number in self._run.checkpoints:
-                trainer = self._run.saved(number)
+                trainer = dict(self._run.saved(number))
                 saved = trainer["central"]
             records = (line, after.get("central"), self._metrics.get(number, {}), saved)
             differing = functools.partial(recomputed.compare, *records, made, sketch)
@@ -265,18 +264,17 @@ class _Work:
             if state.devices is not None:
                 found += self._other_devices(number, state.devices)
             problems = [f"round {number}: {problem}" for problem in [*self._beyond(made), *found]]
-            if recomputed.undecided(made, allowed.relative) and after and made.fraction is not None:
-                state.mechanism.bound = float(after["clip_norm"])
+            taken = after or trainer.get("mechanism")
+            is_open = recomputed.undecided(made, allowed.relative) and made.fraction is not None
+            if is_open and taken:
+                state.mechanism.bound = float(taken["clip_norm"])
             self._done.rounds.append(number)
             if saved is not None:
                 apart = float((saved.double() - state.central.double()).abs().max())
                 self._done.far = max(self._done.far, apart)
                 self._done.compared.append(number)
                 with restoring(self._run.checkpoints[number], {"trainer": {}}, {}):
-                    kept = (state.optimizer, trainer["optimizer"], allowed.of_moment)
-                    others = list(other_moments(*kept))
-                    if state.devices is not None:
-                        others += _other_limits(state.devices, trainer["clients"]["participants"])
+                    others = list(other_state(number, state, trainer, allowed.of_moment))
                 problems += [f"round {number}: {problem}" for problem in others]
                 if not problems and number < stop:
                     rule, state = self._run.at(number)
@@ -301,7 +299,7 @@ class _Work:
         """Numbers on record of a round of devices that are not those of the round as played."""
         record = self._run.lines[number - 1] | self._metrics.get(number, {})
         for key, own in devices.played.items():
-            near = _CLOCK * devices.now if key.endswith("seconds") else 0.0
+            near = CLOCK * devices.now if key.endswith("seconds") else 0.0
             what = key.rpartition("/")[2].replace("_", " ")
             yield from recorded_number(what, record, key, own, near)
 
@@ -326,18 +324,12 @@ class _Work:
         return made
 
 
-def _other_limits(devices: Devices, saved: Mapping[str, Any]) -> Iterator[str]:
-    """Of a checkpoint: the clock and the users' rounds, from which the next rounds are drawn."""
-    yield from recorded_number("clock", saved["clock"], "now", devices.now, _CLOCK * devices.now)
-    for key, own in (("counts", devices.counts), ("last", devices.last)):
-        wrong = np.flatnonzero(saved["limits"][key].numpy() != own)
-        if len(wrong):
-            yield f"saved limits: {key} of {len(wrong)} users are not those of the rounds so far"
-
-
 def _copied(state: State) -> State:
     """A state that may move on by itself; what devices are stays shared."""
-    devices = copy.copy(state.devices)
-    if devices is not None:
+    moved = copy.copy(state)
+    moved.mechanism, moved.optimizer = copy.copy(state.mechanism), copy.copy(state.optimizer)
+    moved.counts, moved.last = state.counts.copy(), state.last.copy()
+    if state.devices is not None:
+        moved.devices = devices = copy.copy(state.devices)
         devices.counts, devices.last = devices.counts.copy(), devices.last.copy()
-    return State(state.central, copy.copy(state.mechanism), copy.copy(state.optimizer), devices)
+    return moved

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from pfl_bench.config.schema import RunConfig
 from pfl_bench.federated.central_gradient import private_gradient
 from pfl_bench.federated.parts import FederatedParts, build_algorithm
 from pfl_bench.rng import Purpose, stream
+from pfl_bench.runs.auditing.kept_state import load_optimizer
 from pfl_bench.runs.auditing.opened import OpenedRun
 from pfl_bench.runs.checkpoint import load, restoring, steps_saved
 from pfl_bench.simulation.attacking_engine import boost_of
@@ -180,6 +181,8 @@ class Starts:
             self.initial.clone(),
             copy.copy(self._mechanism),
             Optimizer(options.central_optimizer, len(self.initial)),
+            np.zeros(len(self.sizes), dtype=np.int64),
+            np.zeros(len(self.sizes), dtype=np.int64),
             self._devices_of(parts),
         )
         if step:
@@ -232,6 +235,8 @@ class Starts:
         bound = saved["mechanism"].get("clip_norm", state.mechanism.bound)
         state.mechanism.bound = float(bound)
         load_optimizer(state.optimizer, saved["optimizer"])
+        history = saved["private"]["history"]
+        state.counts, state.last = (history[key].numpy().copy() for key in ("counts", "last"))
         algorithm.load_state_dict(saved["clients"]["algorithm"])
         if state.devices is not None:
             played = saved["clients"]["participants"]
@@ -263,41 +268,6 @@ def _unknown(resolved: ResolvedConfig, rounds: int) -> str:
         name = resolved.tree["federated"]["algorithm"]["name"]
         return f"clients of {name} send more than an update"
     return ""
-
-
-def load_optimizer(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
-    """Put the moments that torch's optimizer keeps of its tensors into the reference's, flat."""
-    states = list(saved["state"].values())
-    optimizer.steps = int(states[0].get("step", 0)) if states else 0
-    for name, found in _moments(saved):
-        setattr(optimizer, name, found)
-
-
-def other_moments(
-    optimizer: Optimizer, saved: Mapping[str, Any], most: Callable[[str, Tensor], float]
-) -> Iterator[str]:
-    """Problems of saved moments, shape (P,), beyond ``most`` from those of the reference."""
-    for name, found in _moments(saved):
-        own = getattr(optimizer, name)
-        apart = float((found - own).norm()) if found.shape == own.shape else float("inf")
-        if not apart <= most(name, own) and bool(own.norm().isfinite()):
-            yield (
-                f"the checkpoint's {name} moments of the central optimizer are off by {apart:.3g}, "
-                f"where rounding explains {most(name, own):.2g}"
-            )
-
-
-def _moments(saved: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    states = list(saved["state"].values())
-    for name, keys in (
-        ("first", ("momentum_buffer", "exp_avg", "first")),
-        ("second", ("sum", "exp_avg_sq", "second")),
-    ):
-        parts = [
-            s[key].double().flatten() for s in states for key in keys if s.get(key) is not None
-        ]
-        if parts:
-            yield name, torch.cat(parts)
 
 
 def noise_generator(run: OpenedRun) -> tuple[torch.Generator | None, str]:

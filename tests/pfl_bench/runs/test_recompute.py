@@ -590,7 +590,7 @@ def test_moments_of_another_run_in_a_checkpoint_are_found(tmp_path: Path) -> Non
         moments["momentum_buffer"].mul_(0.9)
 
     change_checkpoint(path, forget_noise)
-    assert any("first moments" in problem for problem in again(folder).problems)
+    assert any("first moment is off" in problem for problem in again(folder).problems)
 
 
 def test_a_user_counted_twice_within_rounding_is_not_computed_again(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 
 from pfl_bench.federated.cohort import UpdateAggregator
 from pfl_bench.runs.audit import audit_run
+from pfl_bench.runs.checkpoint import load, steps_saved
 from privacy.audit.rounding import Allowed
 from privacy.mechanisms import column_normalized_banded
 from privacy.mechanisms.banded_matrix_factorization import BandedMatrixFactorization
@@ -23,6 +25,7 @@ from privacy.reference.noise import Setting
 from privacy.reference.reports import PrivUnit
 from privacy.reference.round import MECHANISMS
 from privacy.reference.streams import NOISE, stream
+from tests.helpers import change_checkpoint
 from tests.pfl_bench.runs.test_recompute import ROUNDS, again, make
 from tests.sabotage.paper_bugs import BUGS
 from tests.sabotage.paper_planting import drive
@@ -65,6 +68,41 @@ def test_a_sound_run_comes_to_the_same(tmp_path: Path, mechanism: dict[str, Any]
     assert (done.problems, done.reasons) == ([], [])
     assert sorted(done.rounds) == list(range(1, num_rounds + 1))
     assert done.far < 2e-6
+
+
+@pytest.mark.parametrize(
+    "mechanism",
+    [
+        {"name": "tree_aggregation"},
+        {"name": "banded_matrix_factorization", "bands": 3},
+        {"name": "banded_inverse_square_root", "bands": 3},
+        {"name": "column_normalized_banded", "bands": 3},
+        {"name": "buffered_toeplitz", "buffers": 2},
+    ],
+    ids=lambda mechanism: mechanism["name"],
+)
+def test_a_sum_for_noise_in_a_checkpoint_is_named(
+    tmp_path: Path, mechanism: dict[str, Any]
+) -> None:
+    """One that lies in the place of what coming rounds take back."""
+    folder = make(tmp_path / "run", **APART, privacy__mechanism={"clip_norm": 2.0, **mechanism})
+
+    def change(step: int, state: dict[str, Any]) -> None:
+        noise = state["trainer"]["mechanism"]["noise"]
+        noise[-1] = noise[-1] + (state["trainer"]["central"] if step == 5 else 1e-3)
+
+    steps = steps_saved(folder / "checkpoints")
+    assert list(steps) == [5, 9]
+    kept = {step: path.read_bytes() for step, path in steps.items()}
+    for step, path in steps.items():
+        change_checkpoint(path, partial(change, step))
+        done = audit_run(folder, recompute="all")
+        failed = {one.name: one.evidence for one in done.checks if one.outcome == "failed"}
+        assert list(failed) == ["recomputation"]
+        place = len(load(path)["trainer"]["mechanism"]["noise"]) - 1
+        what = f"round {step}: the checkpoint's trainer.mechanism.noise.{place} is off by"
+        assert what in failed["recomputation"]
+        path.write_bytes(kept[step])
 
 
 @pytest.mark.parametrize(

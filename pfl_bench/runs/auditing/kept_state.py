@@ -1,0 +1,101 @@
+"""Holds the state that a checkpoint keeps from step to step against that of the reference."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from privacy.audit.recomputed_noise import ULP
+from privacy.reference.central import Optimizer
+from privacy.reference.round import State
+
+# Relative: numbers that other orders of additions alone change, such as the time on the clock.
+CLOCK = 1e-9
+# Roundings of float32 that each vector of noise may be off by in a round.
+_ROUNDINGS = 8.0
+
+
+def other_values(name: str, saved: Any, own: Any, most: Callable[[Tensor], float]) -> Iterator[str]:
+    """Problems of saved numbers and tensors that are not those of the reference, in words.
+
+    Of what ``own`` has, in mappings and sequences; ``most`` is the distance that rounding explains
+    of one of these. ``saved`` has the same names at least.
+    """
+    if isinstance(own, Mapping):
+        for key, value in own.items():
+            yield from other_values(f"{name}.{key}", saved[key], value, most)
+        return
+    if isinstance(own, Sequence) and len(own) == len(saved):
+        for place, value in enumerate(own):
+            yield from other_values(f"{name}.{place}", saved[place], value, most)
+        return
+    if isinstance(own, Sequence):
+        yield f"the checkpoint's {name} has {len(saved)} elements, not {len(own)}"
+        return
+    found, known = (torch.as_tensor(value) for value in (saved, own))
+    same = found.shape == known.shape
+    apart = float((found.double() - known.double()).norm()) if same else math.inf
+    if not apart <= (near := most(known)) and bool(known.double().norm().isfinite()):
+        yield f"the checkpoint's {name} is off by {apart:.3g}, where rounding explains {near:.2g}"
+
+
+def other_moments(
+    optimizer: Optimizer, saved: Mapping[str, Any], most: Callable[[str, Tensor], float]
+) -> Iterator[str]:
+    """Problems of saved moments, shape (P,), beyond ``most`` from those of the reference."""
+    for name, found in _moments(saved).items():
+        own = getattr(optimizer, name)
+        yield from other_values(f"optimizer's {name} moment", found, own, partial(most, name))
+
+
+def other_state(
+    number: int, state: State, saved: Mapping[str, Any], of_moment: Callable[[str, Tensor], float]
+) -> Iterator[str]:
+    """Problems of what a trainer saved after a round, beside its central parameters.
+
+    ``of_moment`` is as in ``other_moments``, of moments of shape (P,).
+    """
+    yield from other_moments(state.optimizer, saved["optimizer"], of_moment)
+    near = _ROUNDINGS * ULP * math.sqrt(number)
+
+    def most(value: Tensor) -> float:
+        """More of vectors of floating point numbers, which are noise."""
+        is_noise = value.is_floating_point() and value.dim() > 0
+        return (near if is_noise else CLOCK) * float(value.double().norm())
+
+    own = {
+        "mechanism": state.mechanism.state(),
+        "private": {"history": {"counts": state.counts, "last": state.last}},
+    }
+    if state.devices is not None:
+        limits = {"counts": state.devices.counts, "last": state.devices.last}
+        played = {"clock": {"now": state.devices.now}, "limits": limits}
+        own["clients"] = {"participants": played}
+    yield from other_values("trainer", saved, own, most)
+
+
+def load_optimizer(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
+    """Put the moments that torch's optimizer keeps of its tensors into the reference's, flat."""
+    states = list(saved["state"].values())
+    optimizer.steps = int(states[0].get("step", 0)) if states else 0
+    for name, found in _moments(saved).items():
+        setattr(optimizer, name, found)
+
+
+def _moments(saved: Mapping[str, Any]) -> dict[str, Tensor]:
+    moments, states = {}, saved["state"].values()
+    for name, keys in (
+        ("first", ("momentum_buffer", "exp_avg", "first")),
+        ("second", ("sum", "exp_avg_sq", "second")),
+    ):
+        parts = [
+            s[key].double().flatten() for s in states for key in keys if s.get(key) is not None
+        ]
+        if parts:
+            moments[name] = torch.cat(parts)
+    return moments
