@@ -23,8 +23,8 @@ _ROUNDINGS = 8.0
 def other_values(name: str, saved: Any, own: Any, most: Callable[[Tensor], float]) -> Iterator[str]:
     """Problems of saved numbers and tensors that are not those of the reference, in words.
 
-    Of what ``own`` has, in mappings and sequences; ``most`` is the distance that rounding explains
-    of one of these. ``saved`` has the same names at least.
+    Of what ``own`` has, in mappings and sequences, of any shape; ``most`` is the distance that
+    rounding explains of one of these. ``saved`` has the same names at least.
     """
     if isinstance(own, Mapping):
         for key, value in own.items():
