@@ -34,6 +34,9 @@ CUDA = pytest.param(
 )
 # Other kernels add in other orders; what they differ by grows from layer to layer.
 TOLERANCE = {"flair-resnet18": 2e-3, "flair-lora": 2e-3, "flair-film": 2e-3}
+# On a Xeon one activation at a kink is on either side of it by either engine: one filter of one
+# client moves by 2.5e-4 of the update, the other clients by 1e-6.
+TOLERANCE["mnist-opacus_cnn"] = 1e-3
 
 
 def updates(
