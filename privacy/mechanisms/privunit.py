@@ -25,7 +25,7 @@ and the standard deviation of a release is that of its elements' root mean squar
 
 Source: Bhowmick et al. 2018, algorithm 1; Kairouz et al. 2015, "The composition theorem for
 differential privacy", theorem 3.3 (randomized response dominates); the coin after pfl-research's
-PrivUnit.
+PrivUnit (238775c; pfl 0.6.0 has none).
 """
 
 from __future__ import annotations

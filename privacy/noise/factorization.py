@@ -106,7 +106,7 @@ def optimized_coefficients(num_rounds: int, bands: int) -> NDArray[np.float64]:
 
     Shape (bands,), float64, none negative; ``bands`` is from 1 to the number of rounds.
 
-    Source: McKenna 2024, section 4 (objective, L-BFGS).
+    Source: McKenna 2024, section 3.2 (objective, L-BFGS).
     """
     check_count("num_rounds", num_rounds)
     check_count("bands", bands)

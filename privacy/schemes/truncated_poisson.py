@@ -19,9 +19,9 @@ mixture of the two, with t told to the attacker (joint convexity of the divergen
 direction; and what dominates each round dominates the adaptive composition. The accountant pld
 composes it; nothing is added to delta. The others refuse it.
 
-Source: "Tighter privacy analysis for truncated Poisson sampling" (arXiv 2508.15089, 2025), whose
-second part dp-accounting 0.6 bounds by a replaced user; Zhu, Dong, Wang 2022 (dominating pairs and
-their composition).
+Source: Ganesh 2025, "Tighter privacy analysis for truncated Poisson sampling" (arXiv 2508.15089),
+whose second part dp-accounting 0.6 bounds by a replaced user; Zhu, Dong, Wang 2022 (dominating
+pairs and their composition).
 """
 
 from __future__ import annotations

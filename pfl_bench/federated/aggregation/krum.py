@@ -4,7 +4,7 @@ Not private: the centre sees each update. It keeps a round's updates, cohort tim
 four bytes, and compares each with each.
 
 Source: Blanchard et al. 2017, "Machine learning with adversaries: Byzantine tolerant gradient
-descent", section 3 (Krum) and its supplementary material (Multi-Krum).
+descent", section 4 (Krum), and its Multi-Krum.
 """
 
 from __future__ import annotations
