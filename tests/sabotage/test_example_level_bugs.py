@@ -22,7 +22,8 @@ from privacy.noise import feature_statistics
 from privacy.noise.feature_statistics import ReleasedStatistics, StatisticsSums
 from privacy.plan import example_level
 from tests.contracts.small_stores import write_mnist, write_scattering
-from tests.helpers import make_config
+from tests.helpers import change_checkpoint, make_config
+from tests.pfl_bench.runs.test_edited_runs import ledger_edit
 
 Patch = pytest.MonkeyPatch
 STATISTICS = {"noise_multiplier": 8.0, "mean_clip_norm": 0.5, "square_clip_norm": 0.25}
@@ -90,6 +91,39 @@ def test_a_forged_metric_of_a_model_with_statistics_fails(store: Path, tmp_path:
     checks = {check.name: check for check in audit_run(tmp_path, recompute="all").checks}
     assert checks["outcome"].outcome == "failed"
     assert "test/accuracy is" in checks["outcome"].evidence
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "key"),
+    [
+        ("ledger", "mean", "sum_squares"),
+        ("ledger", "square", "count"),
+        ("checkpoint", "square", "sum_squares"),
+        ("checkpoint", "release_sha256", ""),
+    ],
+)
+def test_other_numbers_of_released_statistics_fail(
+    where: str, name: str, key: str, store: Path, tmp_path: Path
+) -> None:
+    """Within what the law of the noise allows."""
+
+    def change(holder: dict[str, Any]) -> None:
+        if key:
+            holder["statistics"][name][key] += 1 if key == "count" else 0.01
+        else:
+            holder["statistics"][name] = "0" * 64
+
+    run(small(store), tmp_path)
+    if where == "ledger":
+        ledger_edit(lambda lines: [change(line) for line in lines] and None)(tmp_path)
+    for path in (tmp_path / "checkpoints").glob("step-*.pt"):
+        change_checkpoint(path, lambda state: change(state["trainer"]))
+    done = audit_run(tmp_path, recompute="all")
+    found = {check.name: check.evidence for check in done.checks if check.outcome == "failed"}
+    assert list(found) == ["recomputation"]
+    words = f"noise of the {name} of statistics: its {key.replace('_', ' of ')}: "
+    wanted = words if where == "ledger" else "epoch 2 has other statistics than the ledger"
+    assert wanted in found["recomputation"]
 
 
 def release_without_noise(place: int) -> Callable[[Patch], None]:

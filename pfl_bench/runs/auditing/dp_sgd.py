@@ -25,13 +25,12 @@ from pfl_bench.client.optimizers import rate_factor
 from pfl_bench.profiling import one_thread
 from pfl_bench.rng import Purpose, stream, torch_seed
 from pfl_bench.runs.auditing import starts
-from pfl_bench.runs.auditing.kept_models import kept_moments, kept_problems
+from pfl_bench.runs.auditing.kept_models import kept_moments, kept_problems, statistics_problems
 from pfl_bench.runs.auditing.kept_state import load_optimizer
 from pfl_bench.runs.auditing.opened import OpenedRun
 from pfl_bench.runs.checkpoint import load, steps_saved
 from pfl_bench.types import FederatedSplit
 from privacy.audit.check import Check, Comparison, conclude
-from privacy.audit.columns import StepColumns
 from privacy.audit.errors import IncompleteError, SkippedError
 from privacy.audit.evidence import STRIPPED, Evidence
 from privacy.audit.rounding import PART_OF_ONE, ROUNDING
@@ -69,7 +68,7 @@ def recompute_dp_sgd(
     """
     keep_freed_memory()
     try:
-        work = _Run(run, evidence.steps, noise_multiplier, seed, seconds)
+        work = _Run(run, evidence, noise_multiplier, seed, seconds)
     except SkippedError as error:
         return [Check(name, error.outcome, claim, str(error)) for name, claim in CHECKS.items()]
     started = time.monotonic()
@@ -86,11 +85,12 @@ class _Run:
     def __init__(
         self,
         run: OpenedRun,
-        steps: StepColumns,
+        evidence: Evidence,
         noise_multiplier: float,
         seed: int | None,
         seconds: float,
     ) -> None:
+        steps = evidence.steps
         if steps.missing:
             raise IncompleteError(f"the ledger does not record the steps of each epoch{STRIPPED}")
         if not any(steps.counts[:1]):
@@ -123,7 +123,7 @@ class _Run:
             clip_norm=resolved.tree["privacy"]["mechanism"]["clip_norm"],
             noise_multiplier=noise_multiplier,
         )
-        starts.release_statistics(resolved.config, self._split, self._forward, seed)
+        released = starts.release_statistics(resolved.config, self._split, self._forward, seed)
         self._reference = DpSgd(self.settings, model.module, task.loss)
         self._sketcher = StepSketcher(self._reference.shapes, model.device)
         self._width = -(-model.num_parameters // BLOCKS)
@@ -139,8 +139,9 @@ class _Run:
         # By their epoch: with the first step, the starts among which the time for sums is shared.
         self._saved = saved = steps_saved(run.folder / "checkpoints")
         self._checkpoints = {e: path for e, path in saved.items() if e * per_epoch < len(steps)}
-        kept = kept_problems(model, self._sketches_after(per_epoch), self._sketch, saved)
-        self._found["recomputation"].problems += kept
+        problems, recorded = self._found["recomputation"].problems, evidence.constants
+        problems += statistics_problems(recorded.get("statistics"), released, saved)
+        problems += kept_problems(model, self._sketches_after(per_epoch), self._sketch, saved)
         self._reference.start()
         self._begin()
         self._share, self._goes_on, self._spent = seconds / (1 + len(self._checkpoints)), True, 0.0

@@ -5,16 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from pfl_bench.client.flat_model import FlatModel
+from pfl_bench.files import to_json_value
 from pfl_bench.runs.auditing.kept_state import other_moments
 from pfl_bench.runs.checkpoint import load, restoring
+from privacy.audit.inputs import json_equal
+from privacy.audit.recomputed_noise import recorded_number
 from privacy.audit.rounding import is_same_sketch, of_moment
 from privacy.reference.central import Optimizer
+
+# Relative: noise is recorded as the released sum less that of the data, in float64.
+_OF_NOISE = 1e-6
 
 
 def kept_problems(
@@ -57,6 +64,25 @@ def kept_problems(
                         "model (or its released statistics)"
                     )
     model.vector.copy_(before)
+
+
+def statistics_problems(
+    recorded: Any, own: Mapping[str, Mapping[str, float]], saved: Mapping[int, Path]
+) -> Iterator[str]:
+    """Numbers of the noise of released statistics that are not its ``own``, in words.
+
+    ``recorded`` is what the ledger has of them, which the checkpoints ``saved``, by epoch, repeat.
+    """
+    for name, numbers in own.items():
+        found = recorded.get(name) if isinstance(recorded, Mapping) else None
+        part = found if isinstance(found, Mapping) else {}
+        for key, number in numbers.items():
+            what = f"noise of the {name} of statistics: its {key.replace('_', ' of ')}"
+            yield from recorded_number(what, part, key, number, _OF_NOISE * number)
+    for epoch, path in saved.items():
+        kept = load(path)["trainer"].get("statistics")
+        if not json_equal(to_json_value(kept), recorded):
+            yield f"the checkpoint of epoch {epoch} has other statistics than the ledger"
 
 
 def kept_moments(path: Path, optimizer: Optimizer, disturbed: Optimizer) -> Iterator[str]:

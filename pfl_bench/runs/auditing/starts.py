@@ -298,12 +298,15 @@ def random_layer(module: nn.Module) -> str:
 
 def release_statistics(
     config: RunConfig, split: FederatedSplit, forward: Forward, seed: int
-) -> None:
-    """Release the statistics of features that a model normalises by again, where there are such."""
+) -> dict[str, dict[str, float]]:
+    """Release the statistics of features that a model normalises by again, where there are such.
+
+    Gives what the ledger has of their noise, in multiples of its standard deviation, by their name.
+    """
     asked = None if config.privacy is None else config.privacy.statistics
     module, moments = forward.module, []
     if asked is None or not isinstance(module, NormalizesByStatistics):
-        return
+        return {}
     for block in np.split(np.arange(split.num_examples), range(_BLOCK, split.num_examples, _BLOCK)):
         examples = split.read_examples(block, np.random.default_rng(0))
         with torch.no_grad():
@@ -316,3 +319,9 @@ def release_statistics(
     )
     variance = np.maximum(square - mean**2, 0.0)
     module.set_statistics(torch.from_numpy(mean), torch.from_numpy(variance))
+    rng = stream(seed, Purpose.STATISTICS)
+    draws = {name: rng.standard_normal(len(mean)) for name in ("mean", "square")}
+    return {
+        name: {"count": len(noise), "sum_squares": float(noise @ noise)}
+        for name, noise in draws.items()
+    }
