@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from pfl_bench.client.flat_model import FlatModel
 from pfl_bench.config.loading import ResolvedConfig, resolve
 from pfl_bench.federated.parts import RunParts, build_model, build_task
 from pfl_bench.files import read_metrics
@@ -97,8 +98,11 @@ def test_each_client_takes_what_does_best_on_its_own_val_examples(
 ) -> None:
     resolved = config(local__choose_epoch=choose_epoch, local__select_by=select_by)
     local, model, task = trainer(resolved)
-    for index in range(1, local.total + 1):
-        local.advance(index)
+    rounds = [local.advance(index) for index in range(1, local.total + 1)]
+    expected = local.expected_work()
+    assert expected.clients == task.split("train").num_users
+    assert expected.steps == sum(scalars["systems/steps"] for scalars in rounds)
+    assert expected.examples == sum(scalars["systems/examples"] for scalars in rounds)
     state = local.state_dict()
     train = task.split("train")
     chosen = set()
@@ -190,7 +194,10 @@ def test_a_rate_that_diverges_is_out_and_a_client_left_with_none_keeps_the_start
     model = build_model(resolved, task, CPU)
     start = model.vector.clone()
     local = LocalTrainer(RunParts.build(resolved, task, model), Path(), notices.append)
-    assert local.advance(1)["local/num_diverged"] == len(lost)
+    scalars = local.advance(1)
+    assert scalars["local/num_diverged"] == len(lost)
+    judged = local.state_dict()["loss"]
+    assert scalars["local/val_loss"] == pytest.approx(float(judged[~judged.isnan()].mean()))
     assert (local.state_dict()["rate"] == DIVERGED).nonzero().flatten().tolist() == lost
     assert f"the loss of {len(lost)} clients was not finite" in notices[-1]
     assert (f"and {len(lost) - 10} others)" in notices[-1]) == (len(lost) > 10)
@@ -209,6 +216,70 @@ def test_epochs_that_a_diverged_rate_leaves_out_cost_nothing() -> None:
     assert cost[False]["systems/examples"] == 3 * sizes.sum()
     assert cost[True]["systems/steps"] < cost[False]["systems/steps"]
     assert cost[True]["systems/examples"] < cost[False]["systems/examples"]
+
+
+def test_ten_clients_that_are_lost_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LocalTrainer, "_choose", lambda trainer, place, client: (0, 0))
+    resolved = config(local__num_clients=11, local__clients_per_round=11)
+    task, notices = build_task(resolved, CPU), list[str]()
+    parts = RunParts.build(resolved, task, build_model(resolved, task, CPU))
+    local = LocalTrainer(parts, Path(), notices.append)
+    local.state_dict()["rate"].fill_(DIVERGED)
+    assert local.advance(1)["local/num_diverged"] == 11
+    # Of the rounds before, too.
+    assert local.advance(2)["local/num_diverged"] == 11
+    drawn = stream(3, Purpose.PERSONAL).choice(12, 11, replace=False)
+    ids = task.split("train").client_ids()
+    names = [f"'{ids[user]}'" for user in sorted(drawn.tolist())]
+    assert names[-2] != f"'{ids[9]}'"
+    assert f"({', '.join(names[:10])} and 1 others)" in notices[-1]
+
+
+class Centred(torch.nn.Module):
+    """A linear model behind dropout, of inputs less their running mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(6))
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+        self.linear = torch.nn.Linear(6, 3)
+        self.dropout = torch.nn.Dropout()
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.mean.lerp_(inputs.mean(0), 0.3)
+            self.steps.add_(1)
+        return self.linear(self.dropout(inputs - self.mean))
+
+
+def test_dropout_and_running_statistics_are_a_client_s_own() -> None:
+    resolved = config(local__learning_rates=[0.1, 0.3])
+    task: Any = build_task(resolved, CPU)
+    torch.manual_seed(1)
+    module = Centred()
+    local = LocalTrainer(
+        RunParts.build(resolved, task, FlatModel(module, CPU)), Path(), lambda text: None
+    )
+    start = {name: value.clone() for name, value in module.state_dict().items()}
+    local.advance(1)
+    assert not local.keeps_models
+    train, val, losses = task.split("train"), task.split("val"), local.state_dict()["loss"]
+    ids = list(val.client_ids())
+    for client in reversed(range(5)):
+        module.eval()
+        local.personalise(train, client)
+        assert not module.training
+        # Three passes, in batches of four.
+        size = int(train.offsets[client + 1] - train.offsets[client])
+        assert module.steps == 3 * math.ceil(size / 4)
+        own = ids.index(train.client_ids()[client])
+        judge = val.read_range(*val.offsets[own : own + 2].tolist())
+        with torch.no_grad():
+            loss = float(task.loss(module(judge.inputs), judge.targets))
+        assert loss == pytest.approx(float(losses[client]))
+    # The round of this one has not come.
+    local.personalise(train, 11)
+    assert all(torch.equal(module.state_dict()[name], value) for name, value in start.items())
 
 
 def test_some_clients_only_and_the_others_are_left_out_and_counted(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from scipy.special import expit
 from pfl_bench.client.flat_model import FlatModel
 from pfl_bench.config.loading import ResolvedConfig, resolve
 from pfl_bench.federated.parts import RunParts, build_model, build_task
+from pfl_bench.rng import Purpose, stream
 from pfl_bench.runs.checkpoint import load_latest
 from pfl_bench.runs.runner import run
 from pfl_bench.trainers.mocha import trainer as mocha
@@ -314,6 +315,49 @@ def test_a_learned_relationship_beats_none_and_the_mean_where_clients_cluster() 
     assert accuracies["learned"] > accuracies["mean"] + 0.02
 
 
+def test_costs_and_loss_of_a_round_are_those_counted_by_hand() -> None:
+    local, model, task = in_clusters(
+        multitask__relationship="independent", multitask__num_rounds=3, multitask__local_epochs=2
+    )
+    # A client has 8 examples, and a model of 20 features and a bias for each of 2 classes.
+    work = {"train/num_steps": 640, "systems/flops": 4 * 640 * 42, "systems/bytes_up": 40 * 42 * 4}
+    for index in range(1, 4):
+        scalars = local.advance(index)
+        assert {name: scalars[name] for name in work} == work
+        assert scalars["systems/bytes_down"] == work["systems/bytes_up"]
+    expected = local.expected_work()
+    assert [expected.clients, expected.steps, expected.examples] == [120, 3 * 640, 3 * 640]
+    found = [expected.flops, expected.bytes_up, expected.bytes_down]
+    assert found == [3 * 4 * 640 * 42, 3 * 40 * 42 * 4, 3 * 40 * 42 * 4]
+    split, total = task.split("train"), 0.0
+    for user in range(40):
+        local.personalise(split, user)
+        examples = split.read_range(*split.offsets[user : user + 2])
+        signs = 2 * torch.nn.functional.one_hot(examples.targets, 2) - 1
+        with torch.no_grad():
+            total += float((1 - signs * model.module(examples.inputs)).clamp(min=0).sum())
+    assert scalars["train/loss"] == pytest.approx(total / 320, rel=1e-5)
+
+
+def test_a_drawn_client_trains_by_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = []
+
+    def named(*name: int) -> np.random.Generator:
+        names.append(name)
+        return stream(*name)
+
+    local, _, _ = trainer(config(multitask__num_clients=3, multitask__participation=0.6))
+    monkeypatch.setattr(mocha, "stream", named)
+    scalars = local.advance(1)
+    drawn = np.sort(stream(3, Purpose.PERSONAL).choice(5, 3, replace=False))
+    users = drawn[stream(3, Purpose.SAMPLING, 1).random(3) < 0.6].tolist()
+    assert 0 < len(users) < 3
+    assert users != list(range(len(users)))
+    assert scalars["train/cohort_size"] == len(users)
+    wanted = [(3, Purpose.LOCAL_TRAINING, 1, user) for user in users]
+    assert [name for name in names if name[1] == Purpose.LOCAL_TRAINING] == wanted
+
+
 def test_a_new_relationship_starts_from_the_best_halving_of_the_dual_variables() -> None:
     local, _, _ = in_clusters(multitask__regularization=0.01)
     scalars = local.advance(1)
@@ -361,7 +405,9 @@ def test_a_cut_run_resumes_to_the_same_bits(relationship: str, tmp_path: Path) -
 def test_a_model_without_bias_is_linear_too() -> None:
     resolved = config(multitask__relationship="independent", multitask__regularization=10.0)
     task = build_task(resolved, CPU)
-    model = FlatModel(torch.nn.Linear(4, 3, bias=False), CPU)
+    # Dropout, which the model is evaluated without, leaves it one layer.
+    module = torch.nn.Sequential(torch.nn.Dropout(), torch.nn.Linear(4, 3, bias=False))
+    model = FlatModel(module, CPU)
     local = MultitaskTrainer(RunParts.build(resolved, task, model), Path(), lambda text: None)
     gaps = [local.advance(index)["multitask/duality_gap"] for index in range(1, 30)]
     assert gaps[-1] < 1e-2 * gaps[0]
@@ -406,6 +452,8 @@ def test_two_layers_and_too_many_clients_are_refused(monkeypatch: pytest.MonkeyP
         MultitaskTrainer(
             RunParts.build(resolved, task, FlatModel(two, CPU)), Path(), lambda text: None
         )
+    monkeypatch.setattr(mocha, "MAX_CLIENTS", 5)
+    trainer(resolved)
     monkeypatch.setattr(mocha, "MAX_CLIENTS", 4)
     with pytest.raises(ConfigError, match="at most 4 clients"):
         trainer(resolved)
