@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -20,6 +22,27 @@ def test_each_optimizer_descends_a_quadratic(name: str) -> None:
         point.grad = 2 * point
         optimizer.step()
     assert float(point.norm()) < 1.5
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "adagrad"])
+def test_torch_s_optimizers_have_the_settings_that_are_given(name: str) -> None:
+    options = OptimizerOptions(  # type: ignore[call-arg]
+        name=name,  # type: ignore[arg-type]
+        beta1=0.5, beta2=0.75, epsilon=0.1, weight_decay=0.25,
+    )  # fmt: skip
+    own, reference = torch.tensor([3.0, -2.0]), torch.tensor([3.0, -2.0])
+    optimizer = build_optimizer(options, [own], 0.125)
+    kinds = {
+        "adam": partial(torch.optim.Adam, betas=(0.5, 0.75)),
+        "adamw": partial(torch.optim.AdamW, betas=(0.5, 0.75)),
+        "adagrad": torch.optim.Adagrad,
+    }
+    other = kinds[name]([reference], lr=0.125, eps=0.1, weight_decay=0.25)
+    for _ in range(3):
+        own.grad, reference.grad = own**2, reference**2
+        optimizer.step()
+        other.step()
+    torch.testing.assert_close(own, reference)
 
 
 @pytest.mark.parametrize(("decay", "start"), [(0.0, 1e-6), (0.1, 1e-6), (0.0, 1e-8)])
@@ -92,6 +115,8 @@ def test_warmup_and_decays() -> None:
     assert [rate_factor(linear, s, 14) for s in (1, 2, 4)] == [0.25, 0.5, 1.0]
     assert rate_factor(linear, 9, 14) == pytest.approx(0.55)
     assert rate_factor(linear, 14, 14) == pytest.approx(0.1)
+    cosine = ScheduleOptions(decay="cosine", final_fraction=0.2)
+    assert [rate_factor(cosine, s, 10) for s in (5, 10)] == pytest.approx([0.6, 0.2])
     cosine = ScheduleOptions(decay="cosine")
     assert rate_factor(cosine, 5, 10) == pytest.approx(0.5)
     assert rate_factor(cosine, 10, 10) == pytest.approx(0.0)
@@ -99,6 +124,8 @@ def test_warmup_and_decays() -> None:
     assert rate_factor(exponential, 5, 10) == pytest.approx(0.1)
     step = ScheduleOptions(decay="step", step_every=3, step_factor=0.5)
     assert [rate_factor(step, s, 9) for s in (1, 3, 4, 7)] == [1.0, 1.0, 0.5, 0.25]
+    late = ScheduleOptions(warmup=2, decay="step", step_every=3, step_factor=0.5)
+    assert [rate_factor(late, s, 9) for s in (1, 2, 3, 5, 6)] == [0.5, 1.0, 1.0, 1.0, 0.5]
     assert rate_factor(ScheduleOptions(), 7, 9) == 1.0
 
 
