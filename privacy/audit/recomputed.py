@@ -169,6 +169,11 @@ def _clients(line: Json, metrics: Json, made: Round, allowed: Allowed) -> Iterat
         what = "largest norm of a clipped update"
         yield from recorded_number(what, line, "largest_clipped_norm", most, off * most)
     if trained:
+        # Without canaries, which the ledger counts.
+        own = sum(one.norm > made.bound for one in finite if one.trained is not None)
+        part, key = own / len(trained), "privacy/fraction_clipped"
+        off = near / len(trained) + _EXACT
+        yield from recorded_number("part of clients clipped", metrics, key, part, off)
         loss = math.fsum(one.loss for one in trained) / len(trained)
         off = (4.0 * relative + 1e-5) * abs(loss)
         yield from recorded_number("mean training loss", metrics, "train/loss", loss, off)

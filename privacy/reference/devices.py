@@ -46,6 +46,10 @@ class Devices:
     now: float = 0.0  # seconds of the clock
     counts: NDArray[np.int64] = field(init=False)  # shape (N,): rounds that each user was in
     last: NDArray[np.int64] = field(init=False)  # shape (N,): the last of them; 0 for none
+    # Of all rounds: clients that sent nothing, and seconds until a first user was there.
+    totals: dict[str, float] = field(
+        default_factory=lambda: dict.fromkeys(("lost", "stragglers", "waited_seconds"), 0.0)
+    )
     # Of the last round, by the names on record: times, outcomes, earlier rounds of who was in.
     played: dict[str, float] = field(default_factory=dict)
 
@@ -91,14 +95,18 @@ class Devices:
             end = min(end, finished[-1][0])
         took_part = np.array(sorted(u for finish, u in finished if finish <= end), dtype=np.int64)
         lost, last = sum(moment <= end for moment in left), self.last[took_part]
+        late = len(chosen) - len(took_part) - lost
+        of_round = {"lost": lost, "stragglers": late, "waited_seconds": start - self.now}
+        self.totals = {name: total + of_round[name] for name, total in self.totals.items()}
         self.now = end
         self.played = {
+            **{f"systems/total_{name}": total for name, total in self.totals.items()},
             "systems/total_simulated_seconds": end,
             "systems/simulated_seconds": end - start,
             "systems/selected": len(chosen),
             "systems/counted": len(took_part),
             "systems/lost": lost,
-            "systems/stragglers": len(chosen) - len(took_part) - lost,
+            "systems/stragglers": late,
             "returning": int(self.counts[took_part].sum()),
             "smallest_gap": number - int(last.max()) if last.any() else math.nan,
             "largest_count": int(self.counts[took_part].max(initial=-1)) + 1,

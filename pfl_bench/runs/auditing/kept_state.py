@@ -63,10 +63,14 @@ def other_state(
     yield from other_moments(state.optimizer, saved["optimizer"], of_moment)
     near = _ROUNDINGS * ULP * math.sqrt(number)
 
+    now = 0.0 if state.devices is None else state.devices.now
+
     def most(value: Tensor) -> float:
-        """More of vectors of floating point numbers, which are noise."""
-        is_noise = value.is_floating_point() and value.dim() > 0
-        return (near if is_noise else CLOCK) * float(value.double().norm())
+        """More of floating point numbers: vectors are noise, others may be of the clock."""
+        length = float(value.double().norm())
+        if not value.is_floating_point():
+            return CLOCK * length
+        return near * length if value.dim() else CLOCK * max(length, now)
 
     own = {
         "mechanism": state.mechanism.state(),
@@ -74,8 +78,8 @@ def other_state(
     }
     if state.devices is not None:
         limits = {"counts": state.devices.counts, "last": state.devices.last}
-        played = {"clock": {"now": state.devices.now}, "limits": limits}
-        own["clients"] = {"participants": played}
+        clock = {"now": state.devices.now, "totals": state.devices.totals}
+        own["clients"] = {"participants": {"clock": clock, "limits": limits}}
     yield from other_values("trainer", saved, own, most)
 
 

@@ -241,6 +241,7 @@ class Starts:
         if state.devices is not None:
             played = saved["clients"]["participants"]
             state.devices.now = float(played["clock"]["now"])
+            state.devices.totals = dict(played["clock"]["totals"])
             state.devices.counts = played["limits"]["counts"].numpy().copy()
             state.devices.last = played["limits"]["last"].numpy().copy()
         for key, transform in self.transforms.items():

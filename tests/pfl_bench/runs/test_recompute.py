@@ -580,6 +580,16 @@ def test_a_bug_among_attackers_is_found(tmp_path: Path) -> None:
     assert any("round 1: sum before noise" in problem for problem in again(folder).problems)
 
 
+def test_another_part_of_clients_clipped_is_named_beside_canaries(tmp_path: Path) -> None:
+    folder = make(tmp_path / "run", privacy__audit={"kind": "worst_case", "count": 10})
+    path, name = folder / "metrics.jsonl", "privacy/fraction_clipped"
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    rows[2][name] -= 0.3
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    (problem,) = again(folder).problems
+    assert problem.startswith(f"round 3: part of clients clipped: {rows[2][name]} is recorded")
+
+
 def test_moments_of_another_run_in_a_checkpoint_are_found(tmp_path: Path) -> None:
     optimizer = {"name": "sgd", "momentum": 0.9}
     folder = make(tmp_path / "run", federated__central_optimizer=optimizer)

@@ -20,7 +20,7 @@ from pfl_bench.simulation.devices.limits import Limits
 from pfl_bench.types import LocalTraining
 from privacy.recording.observation import ParticipationHistory
 from privacy.reference.devices import Devices, processed
-from tests.helpers import make_config
+from tests.helpers import change_checkpoint, make_config
 from tests.pfl_bench.runs.test_edited_runs import ledger_edit
 from tests.pfl_bench.runs.test_recompute import SETTINGS, again, make
 from tests.sabotage.planting import DEVICES
@@ -189,6 +189,28 @@ def test_totals_of_stragglers_are_the_sums_of_the_rounds(tmp_path: Path) -> None
     checks = {check.name: check for check in audit_run(folder, recompute="none").checks}
     assert checks["outcome"].outcome == "failed"
     assert f"{name} is 0.0, not" in checks["outcome"].evidence
+
+
+@pytest.mark.parametrize("name", ["lost", "stragglers", "waited_seconds"])
+def test_other_totals_of_devices_are_named(name: str, tmp_path: Path) -> None:
+    """In the metrics, and in a checkpoint, from which a run goes on."""
+    folder = make(tmp_path / "run", **SELECTED, **LATE)
+    path, place = max((folder / "checkpoints").glob("step-*.pt")), folder / "metrics.jsonl"
+    kept, text = path.read_bytes(), place.read_text()
+
+    def change(state: dict[str, Any]) -> None:
+        state["trainer"]["clients"]["participants"]["clock"]["totals"][name] += 1.0
+
+    change_checkpoint(path, change)
+    (problem,) = again(folder).problems
+    assert f": the checkpoint's trainer.clients.participants.clock.totals.{name} is off" in problem
+    path.write_bytes(kept)
+    rows = [json.loads(line) for line in text.splitlines()]
+    for row in rows[2:]:
+        row[f"systems/total_{name}"] += 1.0
+    place.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    problem, *_ = again(folder).problems
+    assert problem.startswith(f"round 3: total {name.replace('_', ' ')}: ")
 
 
 @pytest.mark.parametrize("name", ["returning", "smallest_gap", "largest_count"])
