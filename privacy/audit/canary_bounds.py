@@ -17,12 +17,12 @@ import numpy as np
 from privacy.audit.errors import IncompleteError
 from privacy.audit.inputs import as_number, json_equal
 from privacy.empirical.canary_options import CanaryOptions
-from privacy.empirical.canary_scores import Compose, step_bounds
+from privacy.empirical.canary_scores import Compose, one_shot_rests_on, step_bounds
 from privacy.empirical.f_dp import ComposedFamily
 from privacy.empirical.gaussian_dp import Normal
 from privacy.empirical.membership import NUM_KINDS, folds_of
 from privacy.empirical.one_run import Guesses, epsilon_lower_bound, guess_grid
-from privacy.empirical.one_run_scores import guess_bounds
+from privacy.empirical.one_run_scores import guess_bounds, sums_rest_on
 from privacy.empirical.one_shot import audit_final, audit_held_out
 from privacy.empirical.per_round import StepTrials
 
@@ -38,7 +38,7 @@ def canary_bounds(
     KeyError, TypeError or ValueError if the file is damaged; IncompleteError if rounds were
     released, but it says that no canary has a score.
     """
-    settings = {
+    settings: dict[str, Any] = {
         "kind": options.kind,
         "count": options.count,
         "direction": options.seen_direction,
@@ -46,6 +46,8 @@ def canary_bounds(
         "confidence": options.confidence,
     }
     rounds, delta = int(recorded["rounds"]), as_number(recorded["delta"])
+    knows = options.seen_access == "every_round" and options.kind != "one_shot"
+    settings["knows_others"] = knows and rounds > 0
     if recorded["method"] == "none":
         if rounds:
             raise IncompleteError("canaries.json has no scores: what they show is not known")
@@ -57,7 +59,9 @@ def canary_bounds(
                 f"its trials are not those of {options.count} canaries in {rounds} rounds"
             )
         found = step_bounds(trials, options, rounds, delta, compose)
-        return settings | found | {"lower_bound": found["lower_bound"] or 0.0}
+        return settings | found
+    if options.kind == "one_shot":
+        settings["rests_on"] = one_shot_rests_on(options)
     scores = np.array(recorded["scores"], dtype=np.float64)
     if scores.shape != (options.count,):
         raise ValueError(f"it has {scores.size} scores of {options.count} canaries")
@@ -80,7 +84,7 @@ def canary_bounds(
     if options.bound != "f_dp":
         # The other two bounds rest on sums.
         del found["lower_bound"]
-        found["method"] = f"one_run_{options.bound}"
+        found |= {"method": f"one_run_{options.bound}", "rests_on": sums_rest_on(options.bound)}
     return settings | found
 
 

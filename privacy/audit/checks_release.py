@@ -129,6 +129,7 @@ def _compare_bounds(
         "rounds": evidence.rounds,
         "delta": as_number(inputs.side("actual").get("delta")),
         "upper_bound": inputs.side("actual").get("epsilon"),
+        "sampling": constants.get("sampling"),
     }
     configured = inputs.configured
     try:

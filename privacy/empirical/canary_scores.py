@@ -116,19 +116,25 @@ class OneShotScores(ArrayScores):
         """The laws of the cosines, and the epsilon of telling them apart."""
         options, kept = self._options, self._kept["scores"]
         scores, held_out = kept[: options.count], kept[options.count :]
-        rests_on = [
-            COINS,
-            "cosines are normal, and a canary shifts its own without changing the spread",
-        ]
+        *always, law = one_shot_rests_on(options)
         if rounds == 0 or not kept.any():
-            return nothing(rests_on)
+            return nothing(always)
         if options.seen_access == "final":
-            rests_on.append("the null law is normal of variance 1/P")
             bound = audit_final(scores, self._num_parameters, delta, options.one_sided)
         else:
-            rests_on.append("the null law is a normal one fitted to held-out directions")
             bound = audit_held_out(scores, held_out, delta, options.one_sided)
-        return {**bound.to_json_dict(), "scores": scores.tolist(), "rests_on": rests_on}
+        return {**bound.to_json_dict(), "scores": scores.tolist(), "rests_on": [*always, law]}
+
+
+def one_shot_rests_on(options: CanaryOptions) -> list[str]:
+    """Assumptions of the bound of one shot, in words; the last is of the law without a canary."""
+    is_final = options.seen_access == "final"
+    law = "normal of variance 1/P" if is_final else "a normal one fitted to held-out directions"
+    return [
+        COINS,
+        "cosines are normal, and a canary shifts its own without changing the spread",
+        f"the null law is {law}",
+    ]
 
 
 class StepScores:
@@ -149,20 +155,7 @@ class StepScores:
     def result(self, rounds: int, delta: float, compose: Compose) -> dict[str, Any]:
         """The bound of a step, and of the run that is composed of such steps."""
         found = step_bounds(self._trials, self._options, rounds, delta, compose)
-        rests_on = [
-            COINS,
-            "each round's noise is drawn anew and Gaussian; users are drawn as the sampler claims; "
-            "rounds compose as the accountant says (a lower bound given this structure)",
-        ]
-        if self._options.step_bound == "normal":
-            rests_on.append("the release along a canary is normal with one spread, in or out")
-        if found["lower_bound"] is None:
-            found["lower_bound"] = 0.0
-            rests_on.append(
-                "no lower bound can be composed for this mechanism and sampler, so it is 0; "
-                "mu_lower_bound is that of one step"
-            )
-        return {**found, "trials": asdict(self._trials), "rests_on": rests_on}
+        return {**found, "trials": asdict(self._trials)}
 
     def state_dict(self) -> dict[str, Any]:
         """The sums over trials."""
@@ -179,13 +172,27 @@ class StepScores:
 def step_bounds(
     trials: StepTrials, options: CanaryOptions, rounds: int, delta: float, compose: Compose
 ) -> dict[str, Any]:
-    """Numbers of ``canaries.json`` that follow from trials; "lower_bound" None if none composes."""
+    """Members of ``canaries.json`` that follow from trials; "lower_bound" 0 if none composes."""
     bound = mu_by_normal if options.step_bound == "normal" else mu_by_clopper_pearson
     mu, shift = bound(trials, options.one_sided), trials.shift
+    lower = epsilon_of_run(mu, rounds, delta, compose)
+    rests_on = [
+        COINS,
+        "each round's noise is drawn anew and Gaussian; users are drawn as the sampler claims; "
+        "rounds compose as the accountant says (a lower bound given this structure)",
+    ]
+    if options.step_bound == "normal":
+        rests_on.append("the release along a canary is normal with one spread, in or out")
+    if lower is None:
+        rests_on.append(
+            "no lower bound can be composed for this mechanism and sampler, so it is 0; "
+            "mu_lower_bound is that of one step"
+        )
     return {
         "method": f"per_round_{options.step_bound}",
         "estimate": epsilon_of_run(max(shift or 0.0, 0.0), rounds, delta, compose),
-        "lower_bound": epsilon_of_run(mu, rounds, delta, compose),
+        "lower_bound": lower or 0.0,
+        "rests_on": rests_on,
         "mu_lower_bound": mu if math.isfinite(mu) else None,
         "mu_estimate": shift if shift is None or math.isfinite(shift) else None,
     }

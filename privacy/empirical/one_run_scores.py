@@ -27,6 +27,14 @@ from privacy.empirical.gaussian_dp import epsilon_of_mu
 from privacy.empirical.matched_sum import MatchedSum
 from privacy.empirical.one_run import Guesses, audit_scores, log_likelihood_ratio
 
+# Assumptions of guesses, in words.
+_GUESSED = (
+    COINS,
+    "a fair coin included each canary; guesses see the release alone; the number of guesses was "
+    "chosen before the run, or each of a stated grid of numbers was tested at its part of the "
+    "level",
+)
+
 
 class OneRunScores(ArrayScores):
     """A score a canary: by the final model, or the log-likelihood ratio of all rounds.
@@ -63,33 +71,15 @@ class OneRunScores(ArrayScores):
     def result(self, rounds: int, delta: float, compose: Compose) -> dict[str, Any]:
         """The better-founded bound, the refined one, and the scores."""
         options, included, scores = self._options, self._included, self._kept["scores"]
-        rests_on = [
-            COINS,
-            "a fair coin included each canary; guesses see the release alone; the number of "
-            "guesses was chosen before the run, or each of a stated grid of numbers was tested at "
-            "its part of the level",
-        ]
         if rounds == 0 or not np.isfinite(scores).all():
-            return nothing(rests_on)
+            return nothing([*_GUESSED])
         family = ComposedFamily(compose, rounds)
         found = guess_bounds(scores, included, options, delta, family)
-        if found["method"] == "one_run_f_dp":
-            rests_on.append(
-                "the release is as private as so many rounds of the claimed mechanism at some "
-                "noise multiplier (f-DP); lower_bound_any_mechanism does without this"
-            )
-        kept = {"scores": scores.tolist(), "included": included.tolist()}
-        found |= kept | {"rests_on": rests_on}
+        found |= {"scores": scores.tolist(), "included": included.tolist()}
         return found if options.bound == "f_dp" else found | self._by_sums(rounds, delta, family)
 
     def _by_sums(self, rounds: int, delta: float, family: ComposedFamily) -> dict[str, Any]:
         """The bound of matched sums that was chosen before the run."""
-        rests_on = [
-            COINS,
-            "a fair coin included each canary; noise is independent from canary to canary, and "
-            "goes from round to round as the mechanism's strategy says; included canaries take "
-            "part as the sampler claims; rounds compose as the accountant says",
-        ]
         assert self._sums is not None  # another bound was refused
         deviations, lengths = self._sums.after(rounds)
         # Of groups that have had no turn nothing is seen.
@@ -103,28 +93,44 @@ class OneRunScores(ArrayScores):
                 bound, noise = gaussian_bound_of(scores, coins, longest, delta, level, family)
             elif family.is_known:
                 bound = independent_bound(scores, coins, self._noise, delta, level, family)
-        if kind == "gaussian":
-            rests_on.append("the noise is normal, and so are means of scores of many canaries")
         return {
             "method": f"one_run_{kind}",
             "lower_bound": bound,
             "noise_multiplier_upper_bound": noise if math.isfinite(noise) else None,
-            "rests_on": rests_on,
+            "rests_on": sums_rest_on(kind),
         }
+
+
+def sums_rest_on(bound: str) -> list[str]:
+    """Assumptions of a bound of matched sums, "gaussian" or "independent", in words."""
+    rests_on = [
+        COINS,
+        "a fair coin included each canary; noise is independent from canary to canary, and "
+        "goes from round to round as the mechanism's strategy says; included canaries take "
+        "part as the sampler claims; rounds compose as the accountant says",
+    ]
+    if bound == "gaussian":
+        rests_on.append("the noise is normal, and so are means of scores of many canaries")
+    return rests_on
 
 
 def guess_bounds(
     scores: Array, included: Bools, options: CanaryOptions, delta: float, family: ComposedFamily
 ) -> dict[str, Any]:
-    """Numbers of ``canaries.json`` that follow from scores and coins, shape (m,) each."""
+    """Members of ``canaries.json`` that follow from scores and coins, shape (m,) each."""
     guesses = None if options.guesses is None else Guesses(*options.guesses)
     asked = (scores, included, delta, options.one_sided, guesses)
     best = plain = audit_scores(*asked)
-    method = "one_run"
+    method, rests_on = "one_run", [*_GUESSED]
     if options.bound == "f_dp" and family.is_known:
         best, method = audit_scores(*asked, family.bound), "one_run_f_dp"
+        rests_on.append(
+            "the release is as private as so many rounds of the claimed mechanism at some "
+            "noise multiplier (f-DP); lower_bound_any_mechanism does without this"
+        )
     return {
         "method": method,
+        "rests_on": rests_on,
         "estimate": epsilon_of_mu(_pooled_shift(scores, included), delta),
         "lower_bound": best.epsilon,
         "lower_bound_any_mechanism": plain.epsilon,

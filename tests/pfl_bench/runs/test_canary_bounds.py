@@ -77,13 +77,15 @@ def test_a_sound_run_s_canaries_come_to_what_is_on_file(what: str) -> None:
 def test_a_number_that_the_scores_do_not_come_to_fails(what: str) -> None:
     canaries = audited(what)[1].inputs.canaries or {}
     for key, value in canaries.items():
-        if key in ("sampling", "knows_others", "rests_on", "scores", "included"):
+        if key in ("scores", "included"):
             continue
         if key == "noise_multiplier_upper_bound" or (key == "lower_bound" and "sums" in what):
             continue  # of sums that are in no file
         changed: Any = 0.37 * value + 0.01 if isinstance(value, float) else value
         if isinstance(value, int):
-            changed = value // 2
+            changed = not value if key == "knows_others" else value // 2
+        if isinstance(value, list):
+            changed = value[1:]
         if isinstance(value, Mapping):
             changed = {name: number / 2 for name, number in value.items()}
         if isinstance(value, str):
