@@ -40,7 +40,7 @@ def examples_processed(
     # The last batch of each epoch may be smaller, and is a step all the same.
     steps_per_epoch = np.maximum(1.0, np.ceil(counts / local.batch_size))
     whole_epochs, steps = np.divmod(float(local.max_steps), steps_per_epoch)
-    limited = whole_epochs * counts + np.minimum(counts, steps * local.batch_size)
+    limited = whole_epochs * counts + steps * local.batch_size
     result: NDArray[np.float64] = np.minimum(everything, limited)
     return result
 

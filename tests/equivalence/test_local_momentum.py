@@ -48,6 +48,7 @@ def halves(index: int) -> float:
 STEPS: list[dict[str, Any]] = [
     {"momentum": 0.9},
     {"weight_decay": 0.3},
+    {"proximal_weight": 0.7},
     FULL,
     {"momentum": 0.9, "max_steps": 1},
     {**FULL, "proximal_weight": 0.7},

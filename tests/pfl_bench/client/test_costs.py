@@ -142,6 +142,17 @@ def test_what_a_step_needs_whatever_its_batch_is_told_apart() -> None:
     assert found.of(steps=3, examples=20) == 3 * 420 + 20 * 140
 
 
+def test_what_is_not_finite_has_not_moved_by_that() -> None:
+    model = FlatModel(nn.BatchNorm1d(2), CPU)
+    for value in model.module.buffers():
+        if value.is_floating_point():
+            value[0] = torch.nan
+    before = model.fixed()
+    assert model.moved(before) is None
+    model.module.get_buffer("running_var")[1] = 2.0
+    assert model.moved(before) == "buffer 'running_var'"
+
+
 def test_measuring_leaves_no_trace() -> None:
     network = nn.Sequential(
         nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 2)
