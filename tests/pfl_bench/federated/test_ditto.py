@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.federated.parts import build_model, build_task
+from pfl_bench.federated.personal import KeptModels, PersonalTraining
 from pfl_bench.files import read_metrics
 from pfl_bench.metrics import lower_is_better
 from pfl_bench.rng import Purpose, stream
@@ -20,7 +21,7 @@ from pfl_bench.runs.runner import run
 from pfl_bench.types import ConfigError
 from privacy.errors import PlanError
 from tests.equivalence.test_processes import InTurn
-from tests.helpers import central_of, make_config
+from tests.helpers import central_of, make_config, parts_of
 
 CPU = torch.device("cpu")
 P = 650
@@ -136,6 +137,31 @@ def test_each_is_tested_on_its_client_s_examples(finished: tuple[Path, dict[str,
     assert by_client == pytest.approx(np.mean(accuracies), abs=1e-6)
     assert metrics["test/personal_num_clients_without_examples"] == 0
     assert metrics["test/personal_accuracy"] != metrics["test/accuracy"]
+
+
+def test_evaluation_leaves_the_central_model_in_memory() -> None:
+    parts = parts_of(ditto())
+    kept, model = KeptModels(parts, lambda text: None), parts.model
+    central = model.vector.clone()
+    parts.algorithm.keep(0, central + 1)
+    kept.begin()
+    kept.personalise(parts.split, 0)
+    assert torch.equal(model.vector, central + 1)
+    # This client has no model of its own.
+    kept.personalise(parts.split, 1)
+    assert torch.equal(model.vector, central)
+    kept.personalise(parts.split, 0)
+    kept.end()
+    assert torch.equal(model.vector, central)
+
+
+def test_an_own_model_that_is_not_finite_is_not_kept() -> None:
+    algorithm = {"name": "ditto", "proximal_weight": WEIGHT, **OWN, "learning_rate": 1e38}
+    parts = parts_of(ditto(federated__algorithm=algorithm))
+    training = PersonalTraining(parts)
+    (result,) = training.train(np.array([0]), 1, parts.model.vector.clone())
+    assert not result.update.isfinite().all()
+    assert parts.algorithm.own_model(0) is None
 
 
 def test_a_killed_run_goes_on_with_its_clients_models(

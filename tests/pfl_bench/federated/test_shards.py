@@ -287,6 +287,10 @@ def test_shards_that_are_no_power_of_two_are_added_from_the_first_on() -> None:
     expected = ((vectors[0] + vectors[1]) + (vectors[2] + vectors[3])) + vectors[4]
     assert whole is not None
     assert torch.equal(whole.total, expected)
+    tree.clear()
+    # No two sums of the next round share memory.
+    sums = [tree.zeros(P, CPU, 100).total for _ in range(5)]
+    assert len({total.data_ptr() for total in sums}) == 5
 
 
 def test_memory_of_a_round_serves_the_next() -> None:
