@@ -117,8 +117,11 @@ def step(
     channels_last: bool = False,
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
     losses: str = "",
-) -> tuple[torch.Tensor, int]:
-    """Take a step without noise in micro-batches; its sum of gradients, and how many were lost."""
+) -> tuple[torch.Tensor, float, int]:
+    """Take a step without noise in micro-batches.
+
+    Gives the sums of gradients and of losses, and how many examples were lost.
+    """
     before = [p.detach().clone() for p in model.parameters]
     request = ExampleLevelRequest(
         100, BATCH, 1, CLIP, Budget(None, 0.0, 1e-5, "rdp"), model.num_parameters
@@ -133,7 +136,7 @@ def step(
     forward = Forward(model.module, task, CPU, "float32", channels_last)
     plan, observer = make_example_level_plan(request), StepObserver(model.slices, BATCH)
     steps = PrivateSteps(plan, model, optimizer, task, forward, options, observer)
-    losses = [
+    taken = [
         steps.take(
             MicroBatch(
                 0,
@@ -147,7 +150,8 @@ def step(
     ]
     steps.close()
     moved = [(b - p.detach()).flatten() for b, p in zip(before, model.parameters, strict=True)]
-    return torch.cat(moved) * BATCH / RATE, sum(lost for _, lost in losses)
+    total, lost = sum(float(loss) for loss, _ in taken), sum(lost for _, lost in taken)
+    return torch.cat(moved) * BATCH / RATE, total, lost
 
 
 @pytest.mark.parametrize("channels_last", [False, True], ids=["planes", "channels last"])
@@ -158,9 +162,12 @@ def test_a_step_is_along_the_sum_of_clipped_gradients(network: str, channels_las
     inputs, targets = torch.rand(BATCH, *shape), torch.arange(BATCH)
     model = FlatModel(build(), CPU, channels_last)
     expected = one_by_one(model.module, inputs, targets)
+    with torch.no_grad():
+        loss = float(functional.cross_entropy(model.module(inputs), targets, reduction="sum"))
     parts = (slice(0, 4), slice(4, BATCH))
-    moved, lost = step(model, inputs, targets, *parts, channels_last=channels_last)
+    moved, total, lost = step(model, inputs, targets, *parts, channels_last=channels_last)
     assert lost == 0
+    assert total == pytest.approx(loss, rel=1e-4)
     np.testing.assert_allclose(moved, expected, rtol=1e-3, atol=2e-5)
 
 
@@ -171,11 +178,11 @@ def test_an_example_of_no_finite_norm_counts_nothing(network: str, value: float)
     torch.manual_seed(0)
     inputs, targets = torch.rand(BATCH, *shape), torch.arange(BATCH)
     model = FlatModel(build(), CPU, False)
-    others = [i for i in range(BATCH) if i != 2]
+    others = [0, 1, 3, 5]
     expected = one_by_one(model.module, inputs[others], targets[others])
-    inputs[2] *= value
-    moved, lost = step(model, inputs, targets, slice(0, BATCH))
-    assert lost == 1
+    inputs[[2, 4]] *= value
+    moved, _, lost = step(model, inputs, targets, slice(0, BATCH))
+    assert lost == 2
     np.testing.assert_allclose(moved, expected, rtol=1e-3, atol=2e-5)
 
 
@@ -217,7 +224,7 @@ def test_a_loss_is_refused_by_the_batch_that_shows_that_it_weighs_examples(losse
 
     torch.manual_seed(0)
     inputs, targets = torch.rand(BATCH, 1, 3, 4), torch.arange(BATCH)
-    parts = (slice(0, 3), slice(3, BATCH))
+    parts = (slice(0, 2), slice(2, 4), slice(4, BATCH))
     given: Any = {"loss": loss, "losses": losses}
     step(FlatModel(Twice(), CPU, False), inputs, targets % 3, *parts, **given)
     with pytest.raises(ConfigError, match="is not the mean of its examples' losses"):
