@@ -52,6 +52,20 @@ SETTINGS: list[tuple[dict[str, Any], list[str]]] = [
             *("--sampling", "cyclic_poisson", "--separation", "4"),
         ],
     ),
+    # Its bands overlap, so that the strategy for these rounds matters.
+    (
+        {
+            "mechanism": {"name": "banded_matrix_factorization", "bands": 4},
+            "sampling": "selected",
+            "separation": 2,
+        },
+        [
+            *("--mechanism", "banded_matrix_factorization", "bands=4"),
+            *("--sampling", "selected", "--separation", "2"),
+        ],
+    ),
+    # Of which both cohorts must be one.
+    ({"mechanism": "local_gaussian"}, ["--mechanism", "local_gaussian"]),
 ]
 each_setting = pytest.mark.parametrize(
     ("given", "flags"), SETTINGS, ids=[" ".join(flags) or "default" for _, flags in SETTINGS]
@@ -130,6 +144,7 @@ def test_numpy_s_numbers_are_numbers() -> None:
         ({"mechanism": None}, ConfigError, "a mapping with a name and options"),
         ({"mechanism": {"bands": 2}}, ConfigError, "a mapping with a name and options"),
         ({"mechanism": {"name": "laplace", "band": 2}}, ConfigError, "unknown key"),
+        ({"mechanism": {"name": "laplace", "clip_norm": -1.0}}, ConfigError, "clip_norm"),
         ({"mechanism": "laplce"}, PluginError, "did you mean 'laplace'"),
         ({"mechanism": "none"}, PrivacyError, "neither clips nor noises"),
         ({"num_rounds": -1}, PrivacyError, "at least 0"),
