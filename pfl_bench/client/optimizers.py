@@ -133,6 +133,8 @@ def _kind_and_settings(
 def optimizer_form(options: OptimizerOptions, params: Iterable[Tensor]) -> dict[str, Any]:
     """Form of a central optimizer's state after a step, over tensors of these shapes.
 
+    Numbers of its group are those of the options; the rate is 1.
+
     Read from the class's signature: torch imports its compiler for the first optimizer that is
     built, which takes longer than a small run's audit.
     """
@@ -143,10 +145,12 @@ def optimizer_form(options: OptimizerOptions, params: Iterable[Tensor]) -> dict[
         number: {name: torch.ones(()) if name == "step" else tensor for name in kept}
         for number, tensor in enumerate(params)
     }
-    kind = torch.optim.Adam if options.epsilon_hat else _kind_and_settings(options)[0]
+    kind, settings = _kind_and_settings(options)
+    kind = torch.optim.Adam if options.epsilon_hat else kind
     known = {name: each.default for name, each in inspect.signature(kind).parameters.items()}
-    own = {"epsilon_hat": 0.0, "steps": 0} if options.epsilon_hat else {}
-    group = {**known, **own, "lr": 1.0, **_FLAGS, "params": [*state]}
+    own = {"epsilon_hat": options.epsilon, "steps": 0} if options.epsilon_hat else {}
+    own |= {**settings, "lr": 1.0, "weight_decay": options.weight_decay}
+    group = {**known, **own, **_FLAGS, "params": [*state]}
     return {"state": state if kept else {}, "param_groups": [group]}
 
 

@@ -167,9 +167,9 @@ class _Run:
             self._goes_on = self._compute(index, examples, len(batch), noise)
             self._spent += time.monotonic() - started
             if self._goes_on and number == self.settings.steps_per_epoch and epoch in self._saved:
-                moments = kept_moments(self._saved[epoch], self._optimizer, self._disturbed)
+                kept = (self._saved[epoch], self._optimizer, self._rate, self._disturbed)
                 found = self._found["recomputation"].problems
-                found += (f"{self._place}: {problem}" for problem in moments)
+                found += (f"{self._place}: {problem}" for problem in kept_moments(*kept))
             self._goes_on &= self._spent <= self._share
 
     def _start(self, saved: Mapping[str, Any]) -> None:
@@ -275,8 +275,8 @@ class _Run:
         if noise is None:
             self._stopped = self._no_noise
             return False
-        rate = self._options.learning_rate
-        rate *= rate_factor(self._options.schedule, index + 1, self._total)
+        factor = rate_factor(self._options.schedule, index + 1, self._total)
+        self._rate = rate = self._options.learning_rate * factor
         before, moments = self._reference.parameters, copy.copy(self._optimizer)
         gradient = self._reference.step(total, noise, self._optimizer, rate)
         # The blocks estimate the distance of the sums; trials show what a ReLU makes of rounding.

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from pfl_bench.client.flat_model import FlatModel
 from pfl_bench.files import to_json_value
-from pfl_bench.runs.auditing.kept_state import other_moments
+from pfl_bench.runs.auditing.kept_state import other_optimizer
 from pfl_bench.runs.checkpoint import load, restoring
 from privacy.audit.inputs import json_equal
 from privacy.audit.recomputed_noise import recorded_number
@@ -85,11 +85,13 @@ def statistics_problems(
             yield f"the checkpoint of epoch {epoch} has other statistics than the ledger"
 
 
-def kept_moments(path: Path, optimizer: Optimizer, disturbed: Optimizer) -> Iterator[str]:
+def kept_moments(
+    path: Path, optimizer: Optimizer, rate: float, disturbed: Optimizer
+) -> Iterator[str]:
     """Moments of a checkpoint that are not those of the ``optimizer`` after the same steps.
 
-    ``disturbed`` has taken them from where rounding may have led.
+    ``rate`` is that of the last; ``disturbed`` has taken them from where rounding may have led.
     """
     with restoring(path, {"trainer": {}}, {}):
         saved = load(path)["trainer"]["optimizer"]
-        yield from other_moments(optimizer, saved, partial(of_moment, disturbed))
+        yield from other_optimizer(optimizer, rate, saved, partial(of_moment, disturbed))

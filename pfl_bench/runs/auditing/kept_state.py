@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pfl_bench.client.optimizers import optimizer_form
 from privacy.audit.recomputed_noise import ULP
 from privacy.reference.central import Optimizer
 from privacy.reference.round import State
@@ -44,23 +45,44 @@ def other_values(name: str, saved: Any, own: Any, most: Callable[[Tensor], float
         yield f"the checkpoint's {name} is off by {apart:.3g}, where rounding explains {near:.2g}"
 
 
-def other_moments(
-    optimizer: Optimizer, saved: Mapping[str, Any], most: Callable[[str, Tensor], float]
+def other_optimizer(
+    optimizer: Optimizer,
+    rate: float,
+    saved: Mapping[str, Any],
+    most: Callable[[str, Tensor], float],
 ) -> Iterator[str]:
-    """Problems of saved moments, shape (P,), beyond ``most`` from those of the reference."""
+    """Problems of a saved optimizer, of which ``rate`` was that of the last step.
+
+    Its moments, shape (P,), may be off from those of the reference by ``most``, other numbers not.
+    """
+    options, steps = optimizer.options, optimizer.steps
+    (group,) = optimizer_form(options, [])["param_groups"]
+    group |= {"lr": rate, "steps": steps}
+    if options.epsilon_hat:
+        group["eps"] = options.epsilon / math.sqrt(1.0 - options.beta2**steps)
+    numbers = {key: own for key, own in group.items() if isinstance(own, (float, tuple))}
+    own = {
+        "param_groups": [numbers],
+        "state": {key: {"step": steps} for key, one in saved["state"].items() if "step" in one},
+    }
+    yield from other_values("optimizer", saved, own, lambda one: CLOCK * float(one.double().norm()))
     for name, found in _moments(saved).items():
         own = getattr(optimizer, name)
         yield from other_values(f"optimizer's {name} moment", found, own, partial(most, name))
 
 
 def other_state(
-    number: int, state: State, saved: Mapping[str, Any], of_moment: Callable[[str, Tensor], float]
+    number: int,
+    rate: float,
+    state: State,
+    saved: Mapping[str, Any],
+    of_moment: Callable[[str, Tensor], float],
 ) -> Iterator[str]:
     """Problems of what a trainer saved after a round, beside its central parameters.
 
-    ``of_moment`` is as in ``other_moments``, of moments of shape (P,).
+    ``rate`` and ``of_moment`` are as in ``other_optimizer``, of moments of shape (P,).
     """
-    yield from other_moments(state.optimizer, saved["optimizer"], of_moment)
+    yield from other_optimizer(state.optimizer, rate, saved["optimizer"], of_moment)
     near = _ROUNDINGS * ULP * math.sqrt(number)
 
     now = 0.0 if state.devices is None else state.devices.now

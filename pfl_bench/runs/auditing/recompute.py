@@ -274,7 +274,7 @@ class _Work:
                 self._done.far = max(self._done.far, apart)
                 self._done.compared.append(number)
                 with restoring(self._run.checkpoints[number], {"trainer": {}}, {}):
-                    others = list(other_state(number, state, trainer, allowed.of_moment))
+                    others = list(other_state(number, made.rate, state, trainer, allowed.of_moment))
                 problems += [f"round {number}: {problem}" for problem in others]
                 if not problems and number < stop:
                     rule, state = self._run.at(number)

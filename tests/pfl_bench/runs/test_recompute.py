@@ -8,6 +8,7 @@ import math
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -601,6 +602,35 @@ def test_moments_of_another_run_in_a_checkpoint_are_found(tmp_path: Path) -> Non
 
     change_checkpoint(path, forget_noise)
     assert any("first moment is off" in problem for problem in again(folder).problems)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "keys"),
+    [
+        ({"name": "sgd", "momentum": 0.9}, ["lr", "momentum", "weight_decay"]),
+        ({"name": "adagrad"}, ["lr", "eps", "step"]),
+        ({"name": "yogi"}, ["initial_second_moment"]),
+        ({"name": "adam", "epsilon_hat": True}, ["eps", "epsilon_hat", "step"]),
+    ],
+    ids=lambda value: value["name"] if isinstance(value, dict) else "",
+)
+def test_other_numbers_of_an_optimizer_in_a_checkpoint_are_found(
+    tmp_path: Path, optimizer: dict[str, Any], keys: list[str]
+) -> None:
+    folder = make(tmp_path / "run", federated__central_optimizer=optimizer)
+    assert again(folder).problems == []
+    path = max((folder / "checkpoints").glob("step-*.pt"))
+    kept = path.read_bytes()
+
+    def change(key: str, state: dict[str, Any]) -> None:
+        saved = state["trainer"]["optimizer"]
+        (saved["state"][0] if key == "step" else saved["param_groups"][0])[key] += 0.01
+
+    for key in keys:
+        change_checkpoint(path, partial(change, key))
+        (problem,) = again(folder).problems
+        assert f".{key} is off by 0.01, where rounding explains" in problem
+        path.write_bytes(kept)
 
 
 def test_a_user_counted_twice_within_rounding_is_not_computed_again(
