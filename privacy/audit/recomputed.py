@@ -21,7 +21,7 @@ it follows from the release's length. Nothing that a ledger's line states widens
   what float32 holds. So momentum adds up what is off, and an adaptive optimizer's step of an
   element near zero may turn round.
 - Moments of the central optimizer in a checkpoint: four times as far as the same moves them, sums
-  of squares 64 times. Its vectors of correlated noise: eight roundings times the root of the rounds.
+  of squares 64 times. Correlated noise there: eight roundings, times the root of the rounds.
 - An algorithm's central gradient of the same sum under other noise: along this round's noise no
   further than a normal number goes, ``_KNOWS``.
 - Rounding may explain more than a client or the noise, where many clients go one way. A round in
