@@ -179,7 +179,7 @@ def test_slots_convolve_as_autocast_does(layer: nn.Conv2d) -> None:
         assert distance(one, other) < 2**-7
 
 
-@pytest.mark.parametrize("rows", [3, precision.FEW_ROWS + 1])
+@pytest.mark.parametrize("rows", [3, precision.FEW_ROWS, precision.FEW_ROWS + 1])
 @pytest.mark.parametrize("bias", [True, False])
 def test_slots_linear_layers_are_autocast_s_or_float32(rows: int, bias: bool) -> None:
     torch.manual_seed(0)
@@ -324,9 +324,11 @@ def restored_flags() -> Any:
 def test_the_process_is_set_to_tf32_and_back_without_a_warning(
     restored_flags: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    # Ampere, the first that has it.
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
     monkeypatch.setattr(torch.version, "cuda", "12.4")
     cuda = torch.device("cuda")
+    assert precision.slow_notice("bfloat16", cuda) is None
     for arithmetic, word in (("tf32", "tf32"), ("float32", "ieee"), ("bfloat16", "ieee")):
         precision.use(arithmetic, cuda)
         assert [part.fp32_precision for part in restored_flags] == [word] * 3
