@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import math
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from pfl_bench.client.flat_model import FlatModel
 from pfl_bench.config.loading import ResolvedConfig
-from pfl_bench.federated.parts import FederatedParts, build_model, build_task
+from pfl_bench.federated.parts import FederatedParts, RunParts, build_model, build_task
 from pfl_bench.federated.trainer import FederatedTrainer
+from pfl_bench.rng import Purpose, seed_torch, stream
 from pfl_bench.runs.runner import run
+from pfl_bench.trainers.central import CentralTrainer
 from pfl_bench.types import DataFacts, Examples
 from tests.helpers import central_of, make_config
 
@@ -146,9 +151,60 @@ def test_one_client_with_all_examples_is_central_sgd(model_name: str, tmp_path: 
     torch.testing.assert_close(trainer.central, plain.vector, rtol=1e-4, atol=1e-5)
 
 
-def train_by_hand(model: FlatModel, task: Any, rounds: int) -> None:
-    from pfl_bench.rng import Purpose, stream
+def test_central_training_is_sgd_along_its_schedule_and_says_its_loss(tmp_path: Path) -> None:
+    schedule = {"warmup": 5, "decay": "linear", "final_fraction": 0.1}
+    config = make_config("central", central__num_epochs=2, central__schedule=schedule)
+    device = torch.device("cpu")
+    task = build_task(config, device)
+    split = task.split("train")
+    count, size = split.num_examples, config.tree["central"]["batch_size"]
+    layers = nn.Dropout(), nn.Linear(64, 10)
+    model, plain = (FlatModel(deepcopy(nn.Sequential(*layers)), device) for _ in range(2))
+    trainer = CentralTrainer(RunParts.build(config, task, model), tmp_path, lambda text: None)
+    steps = -(-count // size)
+    optimizer, done = torch.optim.SGD(plain.parameters, lr=0.3), 0
+    for index in (1, 2):
+        # As evaluation leaves it.
+        model.module.eval()
+        scalars = trainer.advance(index)
+        seed_torch(3, Purpose.CENTRAL_MODEL, device, index)
+        examples = split.read_examples(
+            stream(3, Purpose.CENTRAL_BATCHES, index).permutation(count), np.random.default_rng()
+        )
+        total = 0.0
+        for start in range(0, count, size):
+            done += 1
+            factor = done / 5 if done <= 5 else 1 - 0.9 * (done - 5) / (2 * steps - 5)
+            optimizer.param_groups[0]["lr"] = 0.3 * factor
+            targets = examples.targets[start : start + size]
+            loss = task.loss(plain.module(examples.inputs[start : start + size]), targets)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            total += float(loss.detach()) * len(targets)
+        assert scalars["train/loss"] == pytest.approx(total / count, rel=1e-4)
+        assert scalars["train/learning_rate"] == pytest.approx(0.3 * factor)
+        assert (scalars["train/num_steps"], scalars["train/num_examples"]) == (steps, count)
+    assert count % size
+    assert scalars["train/learning_rate"] == pytest.approx(0.03)
+    torch.testing.assert_close(model.vector, plain.vector, rtol=1e-4, atol=1e-5)
 
+
+def test_the_loss_of_a_private_epoch_is_a_mean_over_the_drawn_examples(tmp_path: Path) -> None:
+    config = make_config("central_dp", central__learning_rate=1e-12)
+    device = torch.device("cpu")
+    task = build_task(config, device)
+    model = build_model(config, task, device)
+    # To which all classes are as likely.
+    model.vector.zero_()
+    trainer = CentralTrainer(RunParts.build(config, task, model), tmp_path, lambda text: None)
+    scalars = trainer.advance(1)
+    trainer.close()
+    assert scalars["train/num_examples"] != task.split("train").num_examples
+    assert scalars["train/loss"] == pytest.approx(math.log(10), rel=1e-5)
+
+
+def train_by_hand(model: FlatModel, task: Any, rounds: int) -> None:
     optimizer = torch.optim.SGD(model.parameters, lr=0.3)
     everything = task.split("train").read_user(0, np.random.default_rng())
     for index in range(1, rounds + 1):
