@@ -633,6 +633,27 @@ def test_other_numbers_of_an_optimizer_in_a_checkpoint_are_found(
         path.write_bytes(kept)
 
 
+@pytest.mark.parametrize(
+    "place", ["mechanism.clip_norm", "private.history.counts", "private.history.last"]
+)
+def test_another_bound_or_history_in_the_last_checkpoint_is_found(
+    tmp_path: Path, place: str
+) -> None:
+    folder = make(tmp_path / "run", privacy__mechanism=ADAPTIVE)
+    path = max((folder / "checkpoints").glob("step-*.pt"))
+
+    def change(state: dict[str, Any]) -> None:
+        *above, key = place.split(".")
+        part = state["trainer"]
+        for name in above:
+            part = part[name]
+        part[key] = part[key] + (0.01 if key == "clip_norm" else 1)
+
+    change_checkpoint(path, change)
+    (problem,) = again(folder).problems
+    assert problem.startswith(f"round {ROUNDS}: the checkpoint's trainer.{place} is off by ")
+
+
 def test_a_user_counted_twice_within_rounding_is_not_computed_again(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
