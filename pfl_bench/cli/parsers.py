@@ -54,7 +54,10 @@ def _add_runs(commands: Commands) -> None:
     add(run, "--dry-run", "check up to the first round, and write nothing")
     add_output(run)
     add_plugins(run)
-    table = commands.add_parser("table", help="run every row of a folder; done rows are skipped")
+    # Not abbreviated: --seed 2 is no number of seeds.
+    table = commands.add_parser(
+        "table", help="run every row of a folder; done rows are skipped", allow_abbrev=False
+    )
     add(table, "folder FOLDER", "folder of rows or a view, or a bundled one", type=path_text)
     add_overrides(table, "for every row that has the section")
     add(table, "--seeds K", "seeds a row (default 1)", type=int, default=1)

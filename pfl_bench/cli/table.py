@@ -15,7 +15,7 @@ from pfl_bench.cli import run_many
 from pfl_bench.cli.main import EXIT_DONE, EXIT_FAILED
 from pfl_bench.cli.speech import answer_json, say
 from pfl_bench.config.loading import ResolvedConfig
-from pfl_bench.config.row_files import locate, rows_below
+from pfl_bench.config.row_files import kind_of, locate, rows_below
 from pfl_bench.config.sweep_file import MOST_RUNS
 from pfl_bench.config.views import LoadedView, ViewRow, check_measured, load_view, view_in
 from pfl_bench.types import ConfigError, RunSummary, UserInputError
@@ -101,7 +101,8 @@ def _plans(
 def _rows_of(folder: Path) -> dict[str, Path]:
     rows = rows_below(folder)
     if not rows:
-        sweeps = ", ".join(str(path) for path in sorted(folder.glob("*.yaml")))
+        files = sorted(folder.glob("*.yaml"))
+        sweeps = ", ".join(str(path) for path in files if kind_of(path) == "sweep")
         copied = shlex.quote(str(folder / "mine.yaml"))
         hint = f"make one: pfl-bench copy demo/federated.yaml {copied}"
         hint = f"run a sweep with pfl-bench sweep: {sweeps}" if sweeps else hint

@@ -130,7 +130,7 @@ def _explain(detail: Any, keys: Sequence[str], allowed: _Allowed, model: type[Ba
 
 def settings_named(name: str) -> list[str]:
     """Dotted keys of rows whose last part is a name, those of privacy first."""
-    found = [path for path in all_paths(RunConfig) if path.endswith(f".{name}")]
+    found = [path for path in all_paths(RunConfig) if f".{path}".endswith(f".{name}")]
     return sorted(found, key=lambda path: not path.startswith("privacy."))
 
 

@@ -65,16 +65,19 @@ def locate(name: str, folder: bool) -> Path:
     if not folder and whole.is_file():
         return whole
     if name and any(candidate.exists() for candidate in candidates):
-        what, command = ("a file, no folder", "run") if folder else ("a folder, no row", "table")
-        shown = "" if folder else f", and `pfl-bench report {name}` shows the runs in it"
-        raise ConfigError(f"{name} is {what}; `pfl-bench {command} {name}` runs it{shown}")
-    known = sorted(
-        {
-            str((path.parent if folder else path).relative_to(root))
-            for path in root.rglob("*.yaml")
-            if kind_of(path) != "declaration"
-        }
-    )
+        if folder:
+            raise ConfigError(f"{name} is a file, no folder; `pfl-bench run {name}` runs it")
+        if (path / "environment.json").exists():
+            raise ConfigError(
+                f"{name} is a run's folder, no row; `pfl-bench report {name}` shows it"
+            )
+        shown = f", and `pfl-bench report {name}` shows the runs in it" if path.exists() else ""
+        raise ConfigError(f"{name} is a folder, no row; `pfl-bench table {name}` runs it{shown}")
+    bundled = [
+        row.relative_to(root) for row in root.rglob("*.yaml") if kind_of(row) != "declaration"
+    ]
+    beside = path.parent.glob("*/*.yaml" if folder else "*.yaml")
+    known = sorted({str(row.parent if folder else row) for row in [*bundled, *beside]})
     hint = did_you_mean(inner, known, ".", cutoff=0.4 if folder else 0.6, most=5)
     kind, listed = ("folder of rows", "tables") if folder else ("row file", "rows")
     raise ConfigError(

@@ -34,7 +34,9 @@ class Options(Strict):
     @model_validator(mode="after")
     def _pairs_fit(self) -> Options:
         if (self.labels == "pairs") != (self.pairs is not None):
-            raise ValueError("labels 'pairs' and a list of pairs, such as [[7, 1]], go together")
+            raise ValueError(
+                "labels: pairs needs pairs, such as pairs: [[7, 1]], and none else does"
+            )
         sources = [source for source, _ in self.pairs or []]
         if len(set(sources)) < len(sources) or any(a == b for a, b in self.pairs or []):
             raise ValueError(

@@ -149,7 +149,7 @@ def test_overrides_stand_before_or_after_options(
         (["run", "no/such.yaml"], "no such row file"),
         (["run", "no"], "`pfl-bench list rows` shows all that are bundled"),
         (["table", "."], ".: holds no row (*.yaml); make one: pfl-bench copy demo/federated.yaml"),
-        (["run", "demo"], "demo is a folder, no row; `pfl-bench table demo` runs it"),
+        (["run", "demo"], "demo is a folder, no row; `pfl-bench table demo` runs it\n"),
         (["table", "demo/central.yaml"], "is a file, no folder; `pfl-bench run"),
         (["run", "demo/centrl.yaml"], "did you mean 'demo/central.yaml'"),
         (["run", "demo/central.yaml", "seed=x"], "seed"),
@@ -182,6 +182,32 @@ def test_wrong_input_is_exit_2_with_a_message(
     assert "Traceback" not in error
     assert error.count("pfl-bench: ") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_lies_beside_a_wrong_name_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("mine.yaml", "rows/private.yaml", "runs/one/config.yaml"):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text("version: 1\n")
+    Path("runs/one/environment.json").write_text("{}")
+    for arguments, words in [
+        (["run", "mine.yml"], "mine.yml: no such row file; did you mean 'mine.yaml'"),
+        (["run", "rows/privat.yaml"], "did you mean 'rows/private.yaml'"),
+        (["table", "row"], "did you mean 'rows'"),
+        (["run", "rows"], "`pfl-bench table rows` runs it, and `pfl-bench report rows` shows"),
+        (["run", "runs/one"], "is a run's folder, no row; `pfl-bench report runs/one` shows it"),
+        (["table", "runs/one"], "runs/one: holds no row (*.yaml); make one: pfl-bench copy"),
+    ]:
+        assert main(arguments) == 2
+        assert words in capsys.readouterr().err, arguments
+
+
+def test_one_seed_of_a_table_is_no_number_of_seeds(capsys: Capture) -> None:
+    with pytest.raises(SystemExit):
+        main(["table", "demo", "--seed", "2"])
+    assert "settings of a row are written key=value: seed=2;" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["run", "show", "sweep"])
