@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,16 @@ import torch
 from torch import nn
 
 from pfl_bench.client.flat_model import FlatModel
+from pfl_bench.client.forward import Forward
 from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.federated.parts import FederatedParts, RunParts, build_model, build_task
 from pfl_bench.federated.trainer import FederatedTrainer
 from pfl_bench.rng import Purpose, seed_torch, stream
 from pfl_bench.runs.runner import run
 from pfl_bench.trainers.central import CentralTrainer
-from pfl_bench.types import DataFacts, Examples
+from pfl_bench.trainers.dp_sgd import PrivateSteps
+from pfl_bench.types import ConfigError, DataFacts, Examples
+from privacy.errors import BudgetExceededError
 from tests.helpers import central_of, make_config
 
 
@@ -162,6 +166,8 @@ def test_central_training_is_sgd_along_its_schedule_and_says_its_loss(tmp_path: 
     model, plain = (FlatModel(deepcopy(nn.Sequential(*layers)), device) for _ in range(2))
     trainer = CentralTrainer(RunParts.build(config, task, model), tmp_path, lambda text: None)
     steps = -(-count // size)
+    expected = trainer.expected_work()
+    assert (expected.steps, expected.examples) == (2 * steps, 2 * count)
     optimizer, done = torch.optim.SGD(plain.parameters, lr=0.3), 0
     for index in (1, 2):
         # As evaluation leaves it.
@@ -202,6 +208,92 @@ def test_the_loss_of_a_private_epoch_is_a_mean_over_the_drawn_examples(tmp_path:
     trainer.close()
     assert scalars["train/num_examples"] != task.split("train").num_examples
     assert scalars["train/loss"] == pytest.approx(math.log(10), rel=1e-5)
+
+
+def private_central(folder: Path, module: nn.Module | None, **changes: Any) -> CentralTrainer:
+    config = make_config("central_dp", **changes)
+    device = torch.device("cpu")
+    task = build_task(config, device)
+    model = build_model(config, task, device) if module is None else FlatModel(module, device)
+    return CentralTrainer(RunParts.build(config, task, model), folder, lambda text: None)
+
+
+class Counting(nn.Module):
+    """A linear model that counts, in a buffer, the batches that it was trained on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 10)
+        self.register_buffer("batches", torch.zeros(1))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.batches += 1
+        outputs: torch.Tensor = self.linear(inputs)
+        return outputs
+
+
+def test_a_buffer_that_private_central_training_moves_is_refused(tmp_path: Path) -> None:
+    trainer = private_central(tmp_path, Counting())
+    with pytest.raises(ConfigError, match="training changed its buffer 'batches'"):
+        trainer.advance(1)
+    trainer.close()
+
+
+def test_buffers_are_part_of_what_a_central_run_goes_on_from(tmp_path: Path) -> None:
+    config = make_config("central", central__num_epochs=1)
+    task = build_task(config, torch.device("cpu"))
+    module = Counting()
+    model = FlatModel(module, torch.device("cpu"))
+    trainer = CentralTrainer(RunParts.build(config, task, model), tmp_path, lambda text: None)
+    trainer.advance(1)
+    state, batches = trainer.state_dict(), float(module.batches)
+    module.batches.zero_()
+    trainer.load_state_dict(state)
+    assert module.batches == batches > 0
+
+
+def test_lost_examples_of_all_steps_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PrivateSteps, "take", lambda steps, batch: (torch.zeros(()), 1))
+    trainer = private_central(tmp_path, None)
+    scalars = trainer.advance(1)
+    trainer.close()
+    assert scalars["train/num_nonfinite"] == scalars["train/num_steps"] > 1
+
+
+def test_draws_of_augmentation_are_those_of_a_whole_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def draw(forward: Forward, count: int, rng: np.random.Generator) -> torch.Tensor:
+        return torch.from_numpy(rng.random(count))
+
+    monkeypatch.setattr(Forward, "draw", draw)
+    trainer = private_central(tmp_path, None, central__physical_batch_size=2)
+    parts = [job() for job in trainer._jobs([np.arange(5), np.arange(3)], 2)]
+    trainer.close()
+    assert [(part.step, part.size, part.is_last) for part in parts] == [
+        (0, 2, False), (0, 2, False), (0, 1, True), (1, 2, False), (1, 1, True),
+    ]  # fmt: skip
+    wanted = [stream(3, Purpose.AUGMENTATION, 2, 1 + step).random(5 - 2 * step) for step in (0, 1)]
+    found = [part.draws.numpy() for part in parts if part.draws is not None]
+    np.testing.assert_array_equal(np.concatenate(found), np.concatenate(wanted))
+
+
+def test_a_central_budget_is_spent_to_its_last_step_and_planned_to_it(tmp_path: Path) -> None:
+    budget = {"privacy__noise_multiplier": 1.0, "privacy__epsilon": 1.5}
+    trainer = private_central(tmp_path, None, central__num_epochs=40, **budget)
+    plan = trainer.plan
+    assert plan is not None
+    assert plan.max_steps is not None
+    assert plan.max_steps < trainer.total * trainer._steps_per_epoch
+    assert trainer.claim(None) == plan.statement(plan.max_steps, "planned")
+    spent = replace(plan, max_steps=2 * trainer._steps_per_epoch)
+    trainer._check_budget(spent, 2)
+    with pytest.raises(BudgetExceededError):
+        trainer._check_budget(spent, 3)
+    trainer.close()
 
 
 def train_by_hand(model: FlatModel, task: Any, rounds: int) -> None:

@@ -55,9 +55,12 @@ def train(folder: Path, **changes: Any) -> tuple[torch.Tensor, torch.Tensor, Any
     return before, model.vector.clone(), task
 
 
+@pytest.mark.parametrize("key", ["gradient_clip_norm", "gradient_clip_global_norm"])
 @pytest.mark.parametrize("bound", [0.1, 100.0])
-def test_central_training_clips_the_whole_gradient(bound: float, tmp_path: Path) -> None:
-    before, after, task = train(tmp_path, central__gradient_clip_global_norm=bound)
+def test_central_training_clips_each_gradient_or_the_whole(
+    key: str, bound: float, tmp_path: Path
+) -> None:
+    before, after, task = train(tmp_path, **{f"central__{key}": bound})
     split = task.split("train")
     rng = stream(3, Purpose.CENTRAL_BATCHES, 1)
     order = rng.permutation(split.num_examples)
@@ -72,7 +75,9 @@ def test_central_training_clips_the_whole_gradient(bound: float, tmp_path: Path)
         )
         (gradient,) = torch.autograd.grad(loss, vector)
         largest = max(largest, float(gradient.norm()))
-        gradient *= min(1.0, bound / float(gradient.norm()))
+        clipped = (gradient,) if "global" in key else (gradient[:640], gradient[640:])
+        for part in clipped:
+            part *= min(1.0, bound / float(part.norm()))
         vector = (vector - 0.3 * gradient).detach().requires_grad_()
     assert (largest > bound) == (bound < 1)
     torch.testing.assert_close(after, vector.detach(), rtol=1e-4, atol=1e-6)
