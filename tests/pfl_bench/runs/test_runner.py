@@ -8,7 +8,6 @@ import subprocess
 from functools import partial
 from itertools import count
 from pathlib import Path
-from time import perf_counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,11 +17,12 @@ import yaml
 
 from pfl_bench.config.loading import load_config
 from pfl_bench.config.row_files import rows_below
+from pfl_bench.federated.trainer import FederatedTrainer
 from pfl_bench.files import read_json, read_metrics
 from pfl_bench.metrics import lower_is_better
 from pfl_bench.runs.published import compare
 from pfl_bench.runs.runner import run
-from pfl_bench.types import ConfigError, RunFolderError, RunSummary
+from pfl_bench.types import ConfigError, RunFolderError, RunSummary, WorkerError
 from privacy.amplification import Participation
 from privacy.ledger import read_ledger
 from tests.helpers import REPOSITORY, TREES, central_of, make_config
@@ -106,12 +106,31 @@ def test_a_resumed_run_took_the_time_of_all_its_processes(
 ) -> None:
     config = make_config("central", central__num_epochs=2, checkpoint={"every": 1, "keep": 10})
     # It ticks each time that the run, and nobody else, asks.
-    clock = SimpleNamespace(monotonic=partial(next, count(0.0, 100.0)), perf_counter=perf_counter)
+    ticks = {name: partial(next, count(0.0, 100.0)) for name in ("monotonic", "perf_counter")}
+    clock = SimpleNamespace(**ticks)
     monkeypatch.setattr("pfl_bench.runs.runner.time", clock)
     whole = run(config, tmp_path)
+    rows = read_metrics(tmp_path / "metrics.jsonl")
+    assert [row["time/round_seconds"] for row in rows] == [100.0, 100.0]
     (tmp_path / "summary.json").unlink()
     (tmp_path / "checkpoints" / "step-00000002.pt").unlink()
     assert run(config, tmp_path, resume=True)["seconds"] == whole["seconds"] > 0
+
+
+def test_a_run_whose_worker_dies_keeps_the_rounds_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    advance = FederatedTrainer.advance
+
+    def dying(trainer: FederatedTrainer, index: int) -> dict[str, float]:
+        if index == 3:
+            raise WorkerError("it is gone")
+        return advance(trainer, index)
+
+    monkeypatch.setattr(FederatedTrainer, "advance", dying)
+    with pytest.raises(WorkerError):
+        run(make_config("federated", checkpoint__every=100), tmp_path)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000002.pt"]
 
 
 def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
