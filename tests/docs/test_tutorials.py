@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -64,6 +65,27 @@ def test_a_tutorial_is_a_notebook_too(page: Path) -> None:
     assert saved == [f"%%writefile {one.path}\n{one.text.rstrip()}" for one in written]
     assert all("outputs" not in cell or not cell["outputs"] for cell in notebook["cells"])
     assert TUTORIALS.as_notebook(read(page)) == text
+
+
+def unnamed_files(page: str) -> list[str]:
+    """Files that a page has its reader save without naming them: a code host shows no title."""
+    parts = re.split(r"^```(\w+(?: [^\n]+)?)\n.*?^```$", page, flags=re.MULTILINE | re.DOTALL)
+    said, missing = "", []
+    for prose, info in zip(parts[::2], [*parts[1::2], ""], strict=True):
+        said += prose
+        _, _, path = info.partition(" ")
+        if info.startswith(("python ", "yaml ")) and f"`{path}`" not in said:
+            missing.append(path)
+    return missing
+
+
+@pytest.mark.parametrize(
+    "page", sorted((REPOSITORY / "docs").rglob("*.md")), ids=lambda page: page.stem
+)
+def test_a_page_says_as_what_its_blocks_are_saved(page: Path) -> None:
+    assert unnamed_files("```yaml a.yaml\n```\n`a.yaml`\n") == ["a.yaml"]
+    assert unnamed_files("`a.yaml`\n```yaml a.yaml\n```\n") == []
+    assert unnamed_files(read(page)) == []
 
 
 def test_what_a_page_shows_wrongly_is_found(

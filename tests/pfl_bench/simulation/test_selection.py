@@ -356,10 +356,10 @@ def test_a_selection_may_give_a_list_or_nobody(
 def test_the_selection_of_the_documentation_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its file as the page has it, found and run as one of ours."""
+    """Its file as the page has it, found and run."""
     page = (REPOSITORY / "docs/systems.md").read_text(encoding="utf-8")
     blocks = re.findall(
-        r"^```python pfl_bench/simulation/selection/(\w+\.py)\n(.*?)^```$",
+        r"^```python methods/selectors/(\w+\.py)\n(.*?)^```$",
         page,
         re.DOTALL | re.MULTILINE,
     )
