@@ -128,34 +128,16 @@ def _check_line(path: Path, number: int, entry: dict[str, Any], previous: str) -
 
 
 class Ledger:
-    """An open ledger; make one with ``Ledger.open``, and close it (or use it in ``with``).
+    """A ledger that is open for appending; close it, or use it in ``with``.
 
-    It has the SHA-256 of each recorded line, an open file descriptor in append mode, and the last
-    line that was recorded when it was opened (None if there was none).
+    In a folder that exists, the file is made, or a torn last line mended. ``last_entry`` is the
+    last line that was recorded when it was opened (None if there was none). ``LedgerError``: the
+    chain or the rounds do not hold, or the file cannot be opened.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        digests: list[str],
-        descriptor: int,
-        last_entry: Mapping[str, Any] | None = None,
-    ) -> None:
-        self._path = path
-        self._digests = digests
-        self.last_entry = last_entry
-        self._descriptor: int | None = descriptor
-        self._length = os.fstat(descriptor).st_size
-        self._is_made_here = False
-
-    @classmethod
-    def open(cls, path: Path | str) -> Ledger:
-        """Open a ledger for appending, in a folder that exists; make it, or mend a torn last line.
-
-        ``LedgerError``: the chain or the rounds do not hold, or the file cannot be opened.
-        """
-        path = Path(path)
-        created = not path.exists()
+    def __init__(self, path: Path | str) -> None:
+        self._path = path = Path(path)
+        self._is_made_here = not path.exists()
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         except OSError as error:
@@ -163,22 +145,21 @@ class Ledger:
                 f"cannot open the ledger {path} for writing: {error.strerror}; check the folder "
                 "and its permissions"
             ) from error
+        self._descriptor: int | None = descriptor
+        self._digests, self._length = list[str](), 0
+        self.last_entry: Mapping[str, Any] | None = None
         try:
-            digests, length, last_entry = [], 0, None
-            for last_entry, digest, size in _lines(path):  # noqa: B007
-                digests.append(digest)
-                length += size
-            if os.fstat(descriptor).st_size > length:
-                os.ftruncate(descriptor, length)
+            for self.last_entry, digest, size in _lines(path):
+                self._digests.append(digest)
+                self._length += size
+            if os.fstat(descriptor).st_size > self._length:
+                os.ftruncate(descriptor, self._length)
                 os.fsync(descriptor)
-            if created:
+            if self._is_made_here:
                 synchronise_folder(path.parent)
         except BaseException:
             os.close(descriptor)
             raise
-        ledger = cls(path, digests, descriptor, last_entry)
-        ledger._is_made_here = created
-        return ledger
 
     @property
     def last_round(self) -> int:

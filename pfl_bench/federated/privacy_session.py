@@ -237,7 +237,7 @@ class PrivateRounds(PublicRounds):
 
     def begin(self, done: int) -> None:
         """Open and check the ledger."""
-        self._ledger = Ledger.open(self._path)
+        self._ledger = Ledger(self._path)
         self._ledger.check_resume(done, self.plan.ledger_constants(), self._digest)
 
     def ledger_digest(self, done: int) -> str:

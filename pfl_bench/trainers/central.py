@@ -220,7 +220,7 @@ class CentralTrainer(Trainer):
                 self._released = release_statistics(
                     self._statistics, self._model, self._split, self._forward, rng
                 )
-            self._ledger = Ledger.open(self._ledger_path)
+            self._ledger = Ledger(self._ledger_path)
             self._ledger.check_resume(done, self._constants, self._digest)
 
     def ledger_digest(self, done: int) -> str | None:

@@ -19,7 +19,7 @@ def entry(number: int, **changes: Any) -> dict[str, Any]:
 
 
 def write(path: Path, rounds: int) -> list[bytes]:
-    with Ledger.open(path) as ledger:
+    with Ledger(path) as ledger:
         for number in range(1, rounds + 1):
             ledger.append(entry(number))
     return path.read_bytes().splitlines(keepends=True)
@@ -32,7 +32,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("what", ["removed", "replaced", "cut", "written"])
 def test_a_file_that_is_no_longer_the_open_one_takes_no_round(what: str, path: Path) -> None:
-    with Ledger.open(path) as ledger:
+    with Ledger(path) as ledger:
         ledger.append(entry(1))
         content = path.read_bytes()
         if what in ("removed", "replaced"):
@@ -47,7 +47,7 @@ def test_a_file_that_is_no_longer_the_open_one_takes_no_round(what: str, path: P
             with pytest.raises(LedgerError, match="changed by" if what[0] in "cw" else "removed"):
                 ledger.append(entry(number))
     path.write_bytes(content)
-    with Ledger.open(path) as ledger:
+    with Ledger(path) as ledger:
         ledger.append(entry(2))
     assert len(read_ledger(path)) == 2
 
@@ -69,7 +69,7 @@ def test_lines_are_canonical(path: Path) -> None:
 def test_a_replay_gives_the_same_file(path: Path) -> None:
     write(path, 5)
     before = path.read_bytes()
-    with Ledger.open(path) as ledger:
+    with Ledger(path) as ledger:
         assert ledger.last_round == 5
         for number in (3, 4, 5):
             ledger.append(entry(number))
@@ -81,7 +81,7 @@ def test_a_replay_gives_the_same_file(path: Path) -> None:
 def test_a_replay_that_differs_is_refused(path: Path) -> None:
     write(path, 3)
     before = path.read_bytes()
-    with Ledger.open(path) as ledger:
+    with Ledger(path) as ledger:
         with pytest.raises(LedgerError, match=r"in clip_norm\).*without any noise"):
             ledger.append(entry(2, clip_norm=0.3))
         with pytest.raises(LedgerError, match="in extra"):
@@ -91,7 +91,7 @@ def test_a_replay_that_differs_is_refused(path: Path) -> None:
 
 def test_a_gap_is_refused(path: Path) -> None:
     write(path, 2)
-    with Ledger.open(path) as ledger, pytest.raises(LedgerError, match="cannot follow round 2"):
+    with Ledger(path) as ledger, pytest.raises(LedgerError, match="cannot follow round 2"):
         ledger.append(entry(4))
 
 
@@ -101,7 +101,7 @@ def test_a_torn_last_line_is_mended(path: Path, torn: int) -> None:
     path.write_bytes(b"".join(lines[:2]) + lines[2][:torn])
     assert len(read_ledger(path)) == 2
     assert path.read_bytes() != b"".join(lines[:2])
-    with Ledger.open(path) as ledger:
+    with Ledger(path) as ledger:
         assert ledger.last_round == 2
         assert path.read_bytes() == b"".join(lines[:2])
         ledger.append(entry(3))
@@ -111,7 +111,7 @@ def test_a_torn_last_line_is_mended(path: Path, torn: int) -> None:
 def test_a_last_line_that_was_not_flushed_is_mended(path: Path) -> None:
     lines = write(path, 2)
     path.write_bytes(lines[0] + b"\0" * 50)
-    with Ledger.open(path) as ledger:
+    with Ledger(path) as ledger:
         assert ledger.last_round == 1
 
 
@@ -119,13 +119,13 @@ def test_a_damaged_last_line_is_no_torn_one(path: Path) -> None:
     lines = write(path, 3)
     path.write_bytes(b"".join(lines[:2]) + lines[2].replace(b'"round"', b'"rou"d"'))
     with pytest.raises(LedgerError, match="line 3"):
-        Ledger.open(path)
+        Ledger(path)
 
 
 def test_a_run_resumes_only_under_the_constants_of_its_ledger(path: Path) -> None:
     write(path, 3)
     recorded = read_ledger(path)[-1]
-    with Ledger.open(path) as ledger:
+    with Ledger(path) as ledger:
         ledger.check_resume(3, {"clip_norm": recorded["clip_norm"]})
         with pytest.raises(LedgerError, match="ends with round 3"):
             ledger.check_resume(4, {})
@@ -137,7 +137,7 @@ def test_damage_elsewhere_names_the_line(path: Path) -> None:
     lines = write(path, 4)
     path.write_bytes(lines[0] + lines[1][:10] + b"\n" + lines[2] + lines[3])
     with pytest.raises(LedgerError, match="line 2: not a line"):
-        Ledger.open(path)
+        Ledger(path)
 
 
 def test_an_altered_line_breaks_the_chain(path: Path) -> None:
@@ -148,7 +148,7 @@ def test_an_altered_line_breaks_the_chain(path: Path) -> None:
     ):
         read_ledger(path)
     with pytest.raises(LedgerError, match="line 3: does not follow"):
-        Ledger.open(path)
+        Ledger(path)
     path.write_bytes(lines[0].replace(b"000000", b"111111"))
     with pytest.raises(LedgerError, match=r"line 1: does not follow .*; it was altered\."):
         read_ledger(path)
@@ -164,13 +164,13 @@ def test_dropped_doubled_and_moved_lines_are_found(path: Path, order: tuple[int,
 
 @pytest.mark.parametrize("number", [0, -1, 1.0, True, None, "1"])
 def test_rounds_that_are_no_rounds(path: Path, number: Any) -> None:
-    with Ledger.open(path) as ledger, pytest.raises(LedgerError, match="round is"):
+    with Ledger(path) as ledger, pytest.raises(LedgerError, match="round is"):
         ledger.append({"round": number})
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), object(), {1, 2}])
 def test_values_that_are_not_json(path: Path, value: Any) -> None:
-    with Ledger.open(path) as ledger:
+    with Ledger(path) as ledger:
         with pytest.raises(LedgerError, match="cannot be recorded"):
             ledger.append(entry(1, norm=value))
         assert ledger.last_round == 0
@@ -178,12 +178,12 @@ def test_values_that_are_not_json(path: Path, value: Any) -> None:
 
 
 def test_previous_is_the_ledgers_own(path: Path) -> None:
-    with Ledger.open(path) as ledger, pytest.raises(LedgerError, match="previous"):
+    with Ledger(path) as ledger, pytest.raises(LedgerError, match="previous"):
         ledger.append(entry(1, previous="0" * 64))
 
 
 def test_a_closed_ledger_says_so(path: Path) -> None:
-    ledger = Ledger.open(path)
+    ledger = Ledger(path)
     ledger.close()
     ledger.close()
     with pytest.raises(LedgerError, match="closed"):
@@ -194,7 +194,7 @@ def test_files_that_cannot_be_had(tmp_path: Path) -> None:
     with pytest.raises(LedgerError, match="cannot read"):
         read_ledger(tmp_path / "missing.jsonl")
     with pytest.raises(LedgerError, match="cannot open"):
-        Ledger.open(tmp_path / "no folder" / "ledger.jsonl")
+        Ledger(tmp_path / "no folder" / "ledger.jsonl")
 
 
 def test_opening_a_hundred_thousand_rounds_is_quick(path: Path) -> None:
@@ -208,7 +208,7 @@ def test_opening_a_hundred_thousand_rounds_is_quick(path: Path) -> None:
         lines.append(line)
     path.write_bytes(b"".join(lines))
     start = time.process_time()
-    with Ledger.open(path) as ledger:
+    with Ledger(path) as ledger:
         assert ledger.last_round == 100_000
     assert time.process_time() - start < 3.0
 
@@ -231,7 +231,7 @@ def test_streaming_gives_what_comes_before_the_damage(path: Path) -> None:
 
 def test_a_checkpoint_of_another_ledger_is_refused(path: Path) -> None:
     write(path, 3)
-    with Ledger.open(path) as ledger:
+    with Ledger(path) as ledger:
         ledger.check_resume(2, {}, ledger.digest(2))
         with pytest.raises(LedgerError, match="of another run"):
             ledger.check_resume(2, {}, ledger.digest(3))
