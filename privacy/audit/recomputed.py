@@ -42,7 +42,7 @@ import hashlib
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,20 +94,18 @@ class Sketch:
         return np.array([*(sums * self._rows).sum(axis=0), *values[self._places]])
 
 
-def compare(
-    line: Json,
-    following: Json | None,
-    metrics: Json,
-    saved: Tensor | None,
-    made: Round,
-    sketch: Sketch,
-    allowed: Allowed,
-) -> Iterator[str]:
-    """Clauses, without the round, of what differs between a round and its records.
+class Records(NamedTuple):
+    """Records of a round."""
 
-    ``following`` is the sketch of the central parameters after it, ``saved`` those of a checkpoint,
-    shape (P,); None where there is none. ``metrics`` is empty where there are none.
-    """
+    line: Json  # of the ledger
+    following: Json | None  # sketch of the central parameters after it; None where there is none
+    metrics: Json  # empty where there are none
+    saved: Tensor | None  # central parameters of a checkpoint after it, shape (P,)
+
+
+def compare(records: Records, made: Round, sketch: Sketch, allowed: Allowed) -> Iterator[str]:
+    """Clauses, without the round, of what differs between a round and its records."""
+    line, following, metrics, saved = records
     digest = hashlib.sha256(np.ascontiguousarray(made.users, "<i8").data).hexdigest()
     for key, what in (("users", "drawn"), ("trained", "trained")):
         found = line.get(f"{key}_sha256")
@@ -208,19 +206,13 @@ def shares(made: Round, allowed: Allowed) -> float:
 
 
 def could_hide(
-    line: Json,
-    following: Json | None,
-    saved: Tensor | None,
-    made: Round,
-    sketch: Sketch,
-    before: State,
-    allowed: Allowed,
+    records: Records, made: Round, sketch: Sketch, before: State, allowed: Allowed
 ) -> bool:
     """Whether what differs may be a client, or noise that is missing, though rounding explains it.
 
-    ``before`` is the state before the round; the others are those of ``compare``, ``saved`` of
-    shape (P,).
+    ``before`` is the state before the round; the others are those of ``compare``.
     """
+    line, following, _, saved = records
     root = math.sqrt(len(made.total))
     # The shortest vector whose norm is the bound.
     least = made.bound / (root if before.mechanism.order == 1.0 else 1.0)

@@ -50,11 +50,11 @@ def rate(full: float, schedule: Any, number: int, total: int) -> float:
 class Optimizer:
     """A central optimizer, of ``pfl_bench.config.training.OptimizerOptions`` and P.
 
-    ``first`` is v or u, ``second`` s, ``steps`` t.
+    ``first`` is v or u, ``second`` s, ``steps`` t; ``eta`` is that of the last step.
     """
 
     def __init__(self, options: Any, length: int) -> None:
-        self.options, self.steps = options, 0
+        self.options, self.steps, self.eta = options, 0, 0.0
         self.first, self.second = torch.zeros(2, length, dtype=torch.float64)
         if options.name == "yogi":
             self.second += options.initial_second_moment
@@ -62,7 +62,7 @@ class Optimizer:
     def step(self, central: Tensor, gradient: Tensor, eta: float) -> Tensor:
         """The parameters after a step, shape (P,), float64, of those before and the gradient."""
         o, x, g = self.options, central.double(), gradient.double()
-        self.steps += 1
+        self.steps, self.eta = self.steps + 1, eta
         if o.name == "adamw":
             x = x - eta * o.weight_decay * x
         else:

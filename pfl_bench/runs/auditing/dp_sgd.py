@@ -21,7 +21,6 @@ from torch import Tensor
 
 from pfl_bench.client.forward import Forward
 from pfl_bench.client.machine import keep_freed_memory
-from pfl_bench.client.optimizers import rate_factor
 from pfl_bench.profiling import one_thread
 from pfl_bench.rng import Purpose, stream, torch_seed
 from pfl_bench.runs.auditing import starts
@@ -35,7 +34,7 @@ from privacy.audit.errors import IncompleteError, SkippedError
 from privacy.audit.evidence import STRIPPED, Evidence
 from privacy.audit.rounding import PART_OF_ONE, ROUNDING
 from privacy.recording.step_observation import BLOCKS, StepSketcher, batch_digest
-from privacy.reference.central import Optimizer
+from privacy.reference.central import Optimizer, rate
 from privacy.reference.dp_sgd import DpSgd, Settings, batches_of_epoch, noise_of_step
 
 CHECKS = {
@@ -141,7 +140,8 @@ class _Run:
         self._checkpoints = {e: path for e, path in saved.items() if e * per_epoch < len(steps)}
         problems, recorded = self._found["recomputation"].problems, evidence.constants
         problems += statistics_problems(recorded.get("statistics"), released, saved)
-        problems += kept_problems(model, self._sketches_after(per_epoch), self._sketch, saved)
+        after = steps.sketches("parameters")[per_epoch - 1 :: per_epoch]
+        problems += kept_problems(model, after, self._sketch, saved)
         self._reference.start()
         self._begin()
         self._share, self._goes_on, self._spent = seconds / (1 + len(self._checkpoints)), True, 0.0
@@ -167,9 +167,9 @@ class _Run:
             self._goes_on = self._compute(index, examples, len(batch), noise)
             self._spent += time.monotonic() - started
             if self._goes_on and number == self.settings.steps_per_epoch and epoch in self._saved:
-                kept = (self._saved[epoch], self._optimizer, self._rate, self._disturbed)
+                kept = kept_moments(self._saved[epoch], self._optimizer, self._disturbed)
                 found = self._found["recomputation"].problems
-                found += (f"{self._place}: {problem}" for problem in kept_moments(*kept))
+                found += (f"{self._place}: {problem}" for problem in kept)
             self._goes_on &= self._spent <= self._share
 
     def _start(self, saved: Mapping[str, Any]) -> None:
@@ -224,10 +224,6 @@ class _Run:
         is_other = self._steps.digest(index) != batch_digest(batch)
         found.add(is_other or recorded != len(batch), f"{self._place}: the batch has {flaw}")
 
-    def _sketches_after(self, per_epoch: int) -> NDArray[np.float64]:
-        """Recorded sketches of the parameters after each epoch; shape (E, 1 + BLOCKS)."""
-        return self._steps.sketches("parameters")[per_epoch - 1 :: per_epoch]
-
     def _sketch(self) -> NDArray[np.float64]:
         """Sketch of the parameters that the module has now; shape (1 + BLOCKS,)."""
         self._reference.start()
@@ -275,19 +271,19 @@ class _Run:
         if noise is None:
             self._stopped = self._no_noise
             return False
-        factor = rate_factor(self._options.schedule, index + 1, self._total)
-        self._rate = rate = self._options.learning_rate * factor
+        options = self._options
+        eta = rate(options.learning_rate, options.schedule, index + 1, self._total)
         before, moments = self._reference.parameters, copy.copy(self._optimizer)
-        gradient = self._reference.step(total, noise, self._optimizer, rate)
+        gradient = self._reference.step(total, noise, self._optimizer, eta)
         # The blocks estimate the distance of the sums; trials show what a ReLU makes of rounding.
         apart = max(2.0 * float(np.linalg.norm(off[1:])), moved / 4.0)
-        self._disturb(before, gradient, rate, apart / self.settings.batch_size)
+        self._disturb(before, gradient, eta, apart / self.settings.batch_size)
         (own,) = self._sketcher.sketch_flat(self._reference.parameters)
         recorded = self._steps.sketches("parameters")[index]
         allowed = _UNITS * _UNIT * max(1.0, float(own[0])) + self._apart
         hidden = PART_OF_ONE * self.settings.clip_norm / self.settings.batch_size
         off_by = gradient + hidden / math.sqrt(len(before))
-        one = moments.step(before, off_by, rate) - self._reference.parameters
+        one = moments.step(before, off_by, eta) - self._reference.parameters
         # The parameters keep what earlier steps have put them off by.
         moved_off, self._off = np.abs(recorded - own - self._off).max(), recorded - own
         could_hide = moved_off > float(one.norm()) and np.abs(self._off).max() <= allowed
@@ -298,14 +294,14 @@ class _Run:
         found.compare(f"{place}: the model's parameters", recorded, own, allowed)
         return not found.problems
 
-    def _disturb(self, before: Tensor, gradient: Tensor, rate: float, apart: float) -> None:
+    def _disturb(self, before: Tensor, gradient: Tensor, eta: float, apart: float) -> None:
         """Take a step along a gradient that is off by a distance, in all elements alike."""
         is_linear = self._options.optimizer.name == "sgd"
         # An adaptive optimizer's step of an element near zero may turn round.
         rounding = 0.0 if is_linear else _ROUNDINGS * _UNIT * float(gradient.norm())
         signs = torch.randint(0, 2, before.shape, generator=torch.Generator().manual_seed(_TRIALS))
         off = (2.0 * signs - 1.0) * ((apart + rounding) / math.sqrt(len(before)))
-        after = self._disturbed.step(before + self._shift, gradient + off, rate)
+        after = self._disturbed.step(before + self._shift, gradient + off, eta)
         self._shift = after - self._reference.parameters
         self._apart = (1.0 if is_linear else 4.0) * float(self._shift.norm())
 

@@ -12,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 
 from pfl_bench.client.machine import files_added, plugin_digests
-from pfl_bench.client.optimizers import rate_factor
 from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.config.training import FederatedOptions
 from pfl_bench.config.yaml_text import read_yaml
@@ -41,6 +40,7 @@ from privacy.audit.inputs import (
     SeedRecord,
 )
 from privacy.recording.central_record import Sketcher, central_state
+from privacy.reference.central import rate
 
 METRICS_FILE = "metrics.jsonl"
 Array = NDArray[np.float64]
@@ -221,12 +221,12 @@ def central_optimizer(resolved: ResolvedConfig, data: DataAtHand) -> CentralOpti
                 "not at hand"
             )
         gradient = _own_gradient(resolved, options, whose, data.num_units, data.num_parameters)
+    full, schedule = options.central_learning_rate, options.central_schedule
 
-    def rate(number: int) -> float:
-        factor = rate_factor(options.central_schedule, number, options.num_rounds)
-        return options.central_learning_rate * factor
+    def rate_of(number: int) -> float:
+        return rate(full, schedule, number, options.num_rounds)
 
-    return CentralOptimizer(options.central_optimizer, rate, gradient)
+    return CentralOptimizer(options.central_optimizer, rate_of, gradient)
 
 
 def _own_gradient(

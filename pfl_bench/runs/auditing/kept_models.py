@@ -85,13 +85,11 @@ def statistics_problems(
             yield f"the checkpoint of epoch {epoch} has other statistics than the ledger"
 
 
-def kept_moments(
-    path: Path, optimizer: Optimizer, rate: float, disturbed: Optimizer
-) -> Iterator[str]:
+def kept_moments(path: Path, optimizer: Optimizer, disturbed: Optimizer) -> Iterator[str]:
     """Moments of a checkpoint that are not those of the ``optimizer`` after the same steps.
 
-    ``rate`` is that of the last; ``disturbed`` has taken them from where rounding may have led.
+    ``disturbed`` has taken them from where rounding may have led.
     """
     with restoring(path, {"trainer": {}}, {}):
         saved = load(path)["trainer"]["optimizer"]
-        yield from other_optimizer(optimizer, rate, saved, partial(of_moment, disturbed))
+        yield from other_optimizer(optimizer, saved, partial(of_moment, disturbed))

@@ -17,6 +17,8 @@ from privacy.reference.round import State
 
 # Relative: numbers that other orders of additions alone change, such as the time on the clock.
 CLOCK = 1e-9
+# Distance that rounding explains of a moment, shape (P,), by its name.
+OfMoment = Callable[[str, Tensor], float]
 # Roundings of float32 that each vector of noise may be off by in a round.
 _ROUNDINGS = 8.0
 
@@ -46,18 +48,12 @@ def other_values(name: str, saved: Any, own: Any, most: Callable[[Tensor], float
 
 
 def other_optimizer(
-    optimizer: Optimizer,
-    rate: float,
-    saved: Mapping[str, Any],
-    most: Callable[[str, Tensor], float],
+    optimizer: Optimizer, saved: Mapping[str, Any], most: OfMoment
 ) -> Iterator[str]:
-    """Problems of a saved optimizer, of which ``rate`` was that of the last step.
-
-    Its moments, shape (P,), may be off from those of the reference by ``most``, other numbers not.
-    """
+    """Problems of a saved optimizer: moments may be off by ``most``, other numbers not."""
     options, steps = optimizer.options, optimizer.steps
     (group,) = optimizer_form(options, [])["param_groups"]
-    group |= {"lr": rate, "steps": steps}
+    group |= {"lr": optimizer.eta, "steps": steps}
     if options.epsilon_hat:
         group["eps"] = options.epsilon / math.sqrt(1.0 - options.beta2**steps)
     numbers = {key: own for key, own in group.items() if isinstance(own, (float, tuple))}
@@ -71,20 +67,10 @@ def other_optimizer(
         yield from other_values(f"optimizer's {name} moment", found, own, partial(most, name))
 
 
-def other_state(
-    number: int,
-    rate: float,
-    state: State,
-    saved: Mapping[str, Any],
-    of_moment: Callable[[str, Tensor], float],
-) -> Iterator[str]:
-    """Problems of what a trainer saved after a round, beside its central parameters.
-
-    ``rate`` and ``of_moment`` are as in ``other_optimizer``, of moments of shape (P,).
-    """
-    yield from other_optimizer(state.optimizer, rate, saved["optimizer"], of_moment)
-    near = _ROUNDINGS * ULP * math.sqrt(number)
-
+def other_state(state: State, saved: Mapping[str, Any], of_moment: OfMoment) -> Iterator[str]:
+    """Problems of what a trainer saved after a round, beside its central parameters."""
+    yield from other_optimizer(state.optimizer, saved["optimizer"], of_moment)
+    near = _ROUNDINGS * ULP * math.sqrt(state.mechanism.number)
     now = 0.0 if state.devices is None else state.devices.now
 
     def most(value: Tensor) -> float:

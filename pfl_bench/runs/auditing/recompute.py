@@ -233,8 +233,9 @@ class _Work:
             if number in self._run.checkpoints:
                 trainer = dict(self._run.saved(number))
                 saved = trainer["central"]
-            records = (line, after.get("central"), self._metrics.get(number, {}), saved)
-            differing = functools.partial(recomputed.compare, *records, made, sketch)
+            row = self._metrics.get(number, {})
+            records = recomputed.Records(line, after.get("central"), row, saved)
+            differing = functools.partial(recomputed.compare, records, made, sketch)
             found, trials = list(differing(allowed)), 0
             # No trial explains what differs in a cohort, a bound or noise.
             if found and not list(differing(allowed.at_most())):
@@ -253,8 +254,7 @@ class _Work:
                     "difference"
                 )
                 return
-            sides = (line, after.get("central"), saved, made, sketch, before, allowed)
-            if not found and recomputed.could_hide(*sides):
+            if not found and recomputed.could_hide(records, made, sketch, before, allowed):
                 self._done.reasons.append(
                     f"from round {number} on, more differs than a quarter of what one client may "
                     "contribute, or of the noise: rounding explains it, but could hide either"
@@ -274,7 +274,7 @@ class _Work:
                 self._done.far = max(self._done.far, apart)
                 self._done.compared.append(number)
                 with restoring(self._run.checkpoints[number], {"trainer": {}}, {}):
-                    others = list(other_state(number, made.rate, state, trainer, allowed.of_moment))
+                    others = list(other_state(state, trainer, allowed.of_moment))
                 problems += [f"round {number}: {problem}" for problem in others]
                 if not problems and number < stop:
                     rule, state = self._run.at(number)
