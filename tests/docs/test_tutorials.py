@@ -29,6 +29,8 @@ def test_a_tutorial_runs_as_it_is_written(
     monkeypatch.chdir(tmp_path)
     with own_plugins(monkeypatch):
         done = follow(read(page))
+        # As by "run all" of a notebook that has run before.
+        follow(read(page))
     assert len(done) >= 3
     shown = [block for block in TUTORIALS.blocks(read(page)) if block.language == "text"]
     assert len(shown) >= 2, "a tutorial shows what its code prints"
