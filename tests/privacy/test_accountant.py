@@ -12,7 +12,13 @@ from dp_accounting import dp_event, rdp
 from dp_accounting.privacy_accountant import NeighboringRelation
 from hypothesis import example, given, settings
 
-from privacy.accountant import LARGEST_EPSILON, compose_epsilon, compute_epsilon
+from privacy.accountant import (
+    LARGEST_EPSILON,
+    compose_epsilon,
+    compute_epsilon,
+    has_no_noise,
+    is_exact,
+)
 from privacy.accountants.renyi import renyi_epsilon, renyi_of
 from privacy.amplification import Composition, Participation, sampled_gaussian
 from privacy.errors import PlanError, PrivacyError
@@ -221,6 +227,7 @@ def test_tiny_noise_is_accounted_or_infinite_but_never_an_error(
 def test_prv_says_when_an_epsilon_is_beyond_it() -> None:
     with pytest.raises(PlanError, match="accountant pld or rdp"):
         epsilon(0.1, 1000, cohort=100, accountant="prv")
+    assert epsilon(1e-4, 1000, cohort=100, accountant="prv") == math.inf
 
 
 def test_fixed_size_is_replace_one_with_twice_the_sensitivity() -> None:
@@ -251,8 +258,9 @@ def test_fixed_size_by_prv_is_refused() -> None:
 
 def test_an_event_under_another_adjacency_is_refused() -> None:
     event, _ = round_event("poisson", 1.0, 100, 10)
-    with pytest.raises(PlanError, match="add-or-remove-one adjacency"):
-        compute_epsilon(event, 1, 1e-5, "rdp", "replace-one")
+    for other in ("replace-one", "zero-out"):
+        with pytest.raises(PlanError, match="add-or-remove-one adjacency"):
+            compute_epsilon(event, 1, 1e-5, "rdp", other)
 
 
 @pytest.mark.parametrize(
@@ -384,3 +392,51 @@ def test_what_no_accountant_can_compute_is_bounded_or_refused() -> None:
             compose_epsilon([Composition(dp_event.GaussianDpEvent(noise), 1, ADDED)], 1e-6, "rdp")
     loud = Composition(dp_event.LaplaceDpEvent(1e-4), 1, ADDED)
     assert compose_epsilon([loud], 1e-6, "pld") == pytest.approx(1e4)
+    sampled = dp_event.PoissonSampledDpEvent(0.1, dp_event.LaplaceDpEvent(1e-3))
+    assert compose_epsilon([Composition(sampled, 2, ADDED)], 1e-6, "pld") == pytest.approx(2e3)
+
+
+def test_every_part_of_a_composition_is_checked() -> None:
+    laplace, silent = dp_event.LaplaceDpEvent(1.0), dp_event.LaplaceDpEvent(0.0)
+    beside = Composition(dp_event.GaussianDpEvent(1.0), 1, ADDED, (laplace,))
+    with pytest.raises(PlanError, match="prv cannot compose a laplace"):
+        compose_epsilon([beside], 1e-5, "prv")
+    parts = [Composition(event, 1, ADDED) for event in (laplace, silent)]
+    assert compose_epsilon(parts, 1e-5, "pld") == math.inf
+
+
+def test_a_gaussian_beside_cohorts_of_a_fixed_size_counts_in_full() -> None:
+    plain = Composition(dp_event.GaussianDpEvent(2.0), 3, "replace-one")
+    event = dp_event.SampledWithoutReplacementDpEvent(1000, 1, dp_event.GaussianDpEvent(50.0))
+    both = compose_epsilon([plain, Composition(event, 1, "replace-one")], 1e-5, "pld")
+    alone = compose_epsilon([plain], 1e-5, "pld")
+    assert alone <= both <= 1.01 * alone
+
+
+def test_pure_epsilons_are_not_rounded_to_the_grid() -> None:
+    one = Composition(dp_event.LaplaceDpEvent(3.0), 1, ADDED)
+    assert compose_epsilon([one], 1e-9, "pld") == 1.0 / 3.0
+
+
+def test_what_rounding_may_get_wrong_of_delta_is_set_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each power of a transform; also where a smaller epsilon asks for a finer grid."""
+    asked: list[float] = []
+
+    def found(parts: Any, delta: float, rough: float, coarseness: float) -> float:
+        asked.append(delta)
+        return 0.05
+
+    monkeypatch.setattr("privacy.accountant._pld_epsilon", found)
+    sampled, _ = round_event("poisson", 1.0, 1000, 10)
+    plain = dp_event.GaussianDpEvent(9.0)
+    parts = [Composition(sampled, 1000, ADDED), Composition(plain, 7, ADDED)]
+    assert compose_epsilon(parts, 1.25e-12, "pld") == 0.05
+    assert asked == [1.25e-12 - 2.0**-51 * (1000 + 2)] * 2
+    one = Composition(sampled, 1000, ADDED)
+    assert [is_exact(one, 2.0**-50 * (1000 + 1) * part) for part in (0.99, 1.01)] == [False, True]
+
+
+def test_noise_that_is_missing_is_found_wherever_something_is_released() -> None:
+    noisy, bare = dp_event.GaussianDpEvent(1.0), dp_event.GaussianDpEvent(0.0)
+    assert has_no_noise(Composition(noisy, 1, ADDED, (bare,)))
+    assert not has_no_noise(Composition(bare, 0, ADDED, (noisy,)))
