@@ -235,6 +235,21 @@ def test_a_central_budget_stops_at_whole_epochs(tmp_path: Path) -> None:
     assert summary["privacy"]["simulated"]["epsilon"] <= 1.5
 
 
+def test_every_so_many_rounds_are_evaluated_and_saved_and_the_last_ones(tmp_path: Path) -> None:
+    config = make_config(
+        "private_federated", federated__num_rounds=5, checkpoint={"every": 3, "keep": 9}
+    )
+    summary = run(config, tmp_path)
+    saved = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert saved == ["step-00000003.pt", "step-00000005.pt"]
+    rows = read_metrics(tmp_path / "metrics.jsonl")
+    assert [row["round"] for row in rows if "val/accuracy" in row] == [2, 4, 5]
+    for side in ("simulated", "actual"):
+        epsilons = [row[f"privacy/epsilon_{side}"] for row in rows if "val/accuracy" in row]
+        assert epsilons == sorted(set(epsilons))
+        assert epsilons[-1] == summary["privacy"][side]["epsilon"]
+
+
 @pytest.mark.parametrize("setting", ["federated", "private_federated"])
 def test_clients_that_diverge_contribute_nothing_and_are_named(
     setting: str, tmp_path: Path
