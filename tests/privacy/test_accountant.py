@@ -431,7 +431,15 @@ def test_what_rounding_may_get_wrong_of_delta_is_set_aside(monkeypatch: pytest.M
     plain = dp_event.GaussianDpEvent(9.0)
     parts = [Composition(sampled, 1000, ADDED), Composition(plain, 7, ADDED)]
     assert compose_epsilon(parts, 1.25e-12, "pld") == 0.05
-    assert asked == [1.25e-12 - 2.0**-51 * (1000 + 2)] * 2
+    opacus = "opacus.accountants.PRVAccountant.get_epsilon"
+    monkeypatch.setattr(opacus, lambda _, delta, eps_error: found((), delta, 0.0, 1.0))
+    assert compose_epsilon(parts, 1.25e-12, "prv") == 0.05
+    assert asked == [1.25e-12 - 2.0**-51 * (1000 + 2)] * 3
+    # Of more rounds it is more than half.
+    many = [Composition(sampled, 2000, ADDED)]
+    assert compose_epsilon(many, 1.25e-12, "pld") == compose_epsilon(many, 1.25e-12, "rdp")
+    with pytest.raises(PlanError, match="beyond the precision"):
+        compose_epsilon(many, 1.25e-12, "prv")
     one = Composition(sampled, 1000, ADDED)
     assert [is_exact(one, 2.0**-50 * (1000 + 1) * part) for part in (0.99, 1.01)] == [False, True]
 
