@@ -20,7 +20,7 @@ from pfl_bench.runs.selection import choice_problems
 from pfl_bench.types import RunFolderError
 from privacy.audit.auditor import audit
 from privacy.audit.check import OUTCOMES, Check, verdict
-from privacy.audit.inputs import AuditInputs, SeedRecord, as_number
+from privacy.audit.inputs import AuditInputs
 from privacy.audit.search import COVERS, TunedRuns, check_selection, tuned_runs
 from privacy.ledger import iterate_ledger
 from privacy.statement.statement import PrivacyStatement
@@ -128,12 +128,11 @@ def audit_run(
     # Before it is read: lines that a run adds meanwhile make the audit stale.
     digest = audit_file.ledger_digest(folder)
     checks, evidence = audit(iterate_ledger(folder / audit_file.LEDGER_FILE), inputs)
-    seed = inputs.seed.value if isinstance(inputs.seed, SeedRecord) else None
     is_central = resolved.config.central is not None
     # A configuration that cannot be run has no rounds to compute.
     cannot_run = is_central or evidence is None or inputs.rebuilt.refused
     mode: Mode = "none" if cannot_run else recompute
-    again = recompute_run(run, seed, mode, seconds)
+    again = recompute_run(run, inputs.private_seed, mode, seconds)
     if mode != "none":
         checks.append(again.to_check())
     if is_central:
@@ -142,8 +141,7 @@ def audit_run(
         # Batches and noise are drawn for as long again as sums are computed.
         limits = {"none": _RECOMPUTE_SECONDS, "first": 0.0, "all": math.inf}
         limit = limits.get(recompute, seconds / 2.0)
-        noise = as_number(statement.get("noise_multiplier"))
-        made = {check.name: check for check in recompute_dp_sgd(run, evidence, noise, seed, limit)}
+        made = {check.name: check for check in recompute_dp_sgd(run, inputs, evidence, limit)}
         checks = [*(check for check in checks if check.name not in made), *made.values()]
         again.of = len(evidence.steps)
         again.rounds = [*range(1, 1 + int(made["recomputation"].numbers.get("steps", 0)))]

@@ -53,9 +53,6 @@ class Noise:
     # Shape (k,), float64: rms rounding error of each of ``rounds``, relative to the noise; computed
     # here from the lengths of sum and noise.
     rounding: Array
-    # Whether any round says that its noise depends on the one before, or the mechanism does not
-    # state that none does.
-    correlated: bool
     shape: str  # "gaussian" or "laplace"
 
 
@@ -88,7 +85,6 @@ def observed(evidence: Evidence, inputs: AuditInputs) -> Noise:
         unseen=np.flatnonzero(~seen & expects) + 1,
         hidden=np.flatnonzero(seen & ~visible) + 1,
         rounding=np.nan_to_num(rounding[visible]),
-        correlated=inputs.configured.description.correlates_rounds,
         shape=shape,
     )
     if len(noise.hidden) and not len(noise.rounds) and not len(noise.unseen):
@@ -117,7 +113,7 @@ def check_noise_scale(evidence: Evidence, inputs: AuditInputs) -> Finding:
     shown = f"smallest p of a round {smallest:.3g}"
     # Draws of a test, and by what its level is divided: of each round alone, or of all together.
     draws, tests = float(count.max(initial=0.0)), 4.0 * max(1, len(count))
-    if len(count) and not noise.correlated:
+    if len(count) and not inputs.configured.description.correlates_rounds:
         pooled = float(tails.squares(noise.shape, total.sum(), count.sum(), float(slack.max())))
         found.numbers["the_scale_pooled_p"] = least = pooled
         found.test("the scale over all rounds is not that of the claimed noise", pooled, 4.0)

@@ -121,25 +121,18 @@ def _allowed(described: Described, bounds: Bounds, delta: float, own: str) -> tu
 def bounds_of(described: Described, delta: float, near: float) -> Bounds:
     """Bounds of the smallest epsilon that is true at a delta, ``near`` being of its size."""
     kind, noise, count = described.kind, described.noise, described.count
-    rate = described.rate
-    if described.beside:
+    rate, apart = described.rate, math.fsum(other**-2.0 for other in described.beside)
+    if described.beside and kind != "gaussian":
         # What is true of a part is at most what is true of all; Gaussians add up exactly.
-        apart = math.fsum(other**-2.0 for other in described.beside)
-        if kind == "gaussian":
-            epsilon = epsilon_of_mu(math.sqrt(count / noise**2 + apart), delta)
-            return Bounds(epsilon, epsilon)
         steps = bounds_of(replace(described, beside=()), delta, near)
         return Bounds(max(steps.lower, epsilon_of_mu(math.sqrt(apart), delta)), math.inf)
-    if kind == "gaussian" or (kind == "sampled gaussian" and rate == 1.0):
-        epsilon = epsilon_of_mu(math.sqrt(count) / noise, delta)
-        return Bounds(epsilon, epsilon)
     if kind == "answers":
-        epsilon = referee.answers_epsilon(noise, count, delta)
-        return Bounds(epsilon, epsilon)
+        return Bounds(*[referee.answers_epsilon(noise, count, delta)] * 2)
+    if kind == "gaussian" or (rate == 1.0 and kind in ("sampled gaussian", "fixed-size gaussian")):
+        # A replaced user moves the sum by two bounds.
+        moved = 2.0 if kind == "fixed-size gaussian" else 1.0
+        return Bounds(*[epsilon_of_mu(math.sqrt(count * (moved / noise) ** 2 + apart), delta)] * 2)
     if kind == "fixed-size gaussian":
-        if rate == 1.0:
-            epsilon = epsilon_of_mu(2.0 * math.sqrt(count) / noise, delta)
-            return Bounds(epsilon, epsilon)
         # The pair of data sets where all others send the opposite of what the user sends.
         losses = referee.sampled_gaussian_losses(rate, noise / 2.0, count, delta)
         dominating = referee.fixed_size_gaussian_loss(rate, noise, count, delta)

@@ -23,7 +23,7 @@ from privacy.audit.checks_noise import observed
 from privacy.audit.errors import IncompleteError, SkippedError
 from privacy.audit.evidence import Evidence
 from privacy.audit.inputs import AuditInputs, Replay, SeedRecord, json_equal
-from privacy.audit.recomputed_noise import sums_of
+from privacy.audit.recomputed_noise import ULP, sums_of
 from privacy.errors import PrivacyError
 from privacy.recording.central_record import users_digest
 from privacy.recording.observation import ParticipationHistory
@@ -37,7 +37,6 @@ _ALIKE = 0.02
 _SAMPLE = 1_000_000
 # Draws of some seconds.
 _MOST_USERS = 20_000_000
-_HALF_ULP = 2.0**-24
 # Roundings that a sum of all elements, or of a segment, may be off by.
 _ROUNDINGS = 64.0
 # Relative: coefficients that another machine optimizes differ by less.
@@ -203,9 +202,10 @@ def check_noise_replay(evidence: Evidence, inputs: AuditInputs) -> Finding:
         rounds = np.arange(1, evidence.rounds + 1)
     canaries = np.nan_to_num(evidence["num_canaries"]).astype(np.int64)
     stddev, visible = evidence["update_noise_stddev"], np.isin(rounds, seen.rounds)
-    reach = inputs.configured.description.reach(evidence.constant("num_parameters"))
-    rounding = 4.0 * _HALF_ULP * (reach * evidence["sum_norm"] / stddev + 8.0)
-    if inputs.configured.description.randomizes_clients:
+    described = inputs.configured.description
+    reach = described.reach(evidence.constant("num_parameters"))
+    rounding = 4.0 * ULP * (reach * evidence["sum_norm"] / stddev + 8.0)
+    if described.randomizes_clients:
         rounding = rounding * np.sqrt(np.maximum(1.0, evidence["num_contributions"]))
     allowed = _ALIKE + rounding
     fresh = evidence.constant("noise_multiplier", "actual")
@@ -235,7 +235,7 @@ def check_noise_replay(evidence: Evidence, inputs: AuditInputs) -> Finding:
         elif len(drawn.values) == evidence["noise.count"][line]:
             whole += 1
             # Rounds whose noise hangs together are not independent draws.
-            if not (seen.correlated and sample) and sum(map(len, sample)) < _SAMPLE:
+            if not (described.correlates_rounds and sample) and sum(map(len, sample)) < _SAMPLE:
                 sample.append(drawn.values)
             if not _has_sums(evidence, line, drawn.values, rounding[line]):
                 elsewhere.append(number)

@@ -10,19 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from privacy.amplification import Composition
 from privacy.audit.evidence import Evidence
 from privacy.audit.inputs import AuditInputs, as_number
 from privacy.audit.own_schemes import own_users
 from privacy.description import Columns, Description, Tree
 from privacy.errors import PrivacyError
-
-if TYPE_CHECKING:
-    from privacy.amplification import Composition
 
 _LARGEST_TREE = 1 << 24
 # Kinds of events under schemes that a user is in by chance.

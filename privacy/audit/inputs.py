@@ -229,6 +229,16 @@ class AuditInputs:
         return self.statement.get("status") == "final"
 
     @property
+    def private_seed(self) -> int | None:
+        """The recorded seed; None where no file has it."""
+        return None if isinstance(self.seed, str) else self.seed.value
+
+    @property
+    def rows(self) -> Sequence[Mapping[str, Any]]:
+        """Lines of ``metrics.jsonl``; none without the file."""
+        return () if self.metrics is None else self.metrics.rows
+
+    @property
     def claims_noise(self) -> bool:
         """Whether the statement claims any noise at all."""
         return as_number(self.statement.get("noise_multiplier")) > 0.0

@@ -7,8 +7,9 @@ changes neither a sum nor a stream.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, astuple, dataclass, fields
 from typing import NamedTuple
 
 import torch
@@ -38,18 +39,12 @@ class Reports:
     def merge(self, other: Reports) -> Reports:
         """Those of both."""
         picks = {"shortest": min, "quietest": min, "longest": max, "loudest": max}
-        return Reports(
-            **{
-                field.name: picks.get(field.name, lambda one, two: one + two)(
-                    getattr(self, field.name), getattr(other, field.name)
-                )
-                for field in fields(self)
-            }
-        )
+        pairs = zip(REPORT_KEYS, astuple(self), astuple(other), strict=True)
+        return Reports(*(picks.get(key, operator.add)(one, two) for key, one, two in pairs))
 
     def to_json_dict(self) -> dict[str, float | None]:
         """Plain data; a number that is not finite is None."""
-        return {field.name: finite(getattr(self, field.name)) for field in fields(self)}
+        return {key: finite(value) for key, value in asdict(self).items()}
 
 
 # What a ledger's line holds of reports.

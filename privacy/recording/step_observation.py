@@ -75,11 +75,10 @@ class StepSketcher:
         self._vectors[1].mul_(batch_size).sub_(self._vectors[0])
         return self._sketched()
 
-    def sketch_flat(self, *vectors: Tensor) -> NDArray[np.float64]:
-        """Sketch at most three vectors of shape (P,), float64; shape (n, 1 + BLOCKS)."""
-        for row, vector in zip(self._vectors, vectors, strict=False):
-            row[: len(vector)].copy_(vector)
-        return np.asarray(self._sketched().cpu().numpy()[: len(vectors)])
+    def sketch_flat(self, vector: Tensor) -> NDArray[np.float64]:
+        """Sketch a vector of shape (P,), float64; shape (1 + BLOCKS,)."""
+        self._vectors[0, : len(vector)].copy_(vector)
+        return np.asarray(self._sketched()[0].cpu().numpy())
 
     def _sketched(self) -> Tensor:
         vectors = self._vectors

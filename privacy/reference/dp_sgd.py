@@ -135,13 +135,17 @@ class DpSgd:
 
 def noised_mean(
     vectors: NDArray[np.float64], bound: float, multiplier: float, rng: np.random.Generator
-) -> NDArray[np.float64]:
-    """The release of one statistic, shape (K,), of vectors of shape (N, K), one an example."""
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The release of one statistic, shape (K,), of vectors of shape (N, K), one an example.
+
+    And its noise, in multiples of the standard deviation.
+    """
     total = np.zeros(vectors.shape[1])
     for vector in vectors:
         if np.isfinite(vector).all():
             total += vector * min(1.0, bound / max(math.hypot(*vector), bound))
-    return (total + rng.normal(0.0, multiplier * bound, len(total))) / len(vectors)
+    noise = rng.standard_normal(len(total))
+    return (total + multiplier * bound * noise) / len(vectors), noise
 
 
 def _flat(parts: Iterable[Tensor]) -> Tensor:

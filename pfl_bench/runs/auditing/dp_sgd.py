@@ -32,6 +32,8 @@ from pfl_bench.types import FederatedSplit
 from privacy.audit.check import Check, Comparison, conclude
 from privacy.audit.errors import IncompleteError, SkippedError
 from privacy.audit.evidence import STRIPPED, Evidence
+from privacy.audit.inputs import AuditInputs, as_number
+from privacy.audit.recomputed_noise import ULP
 from privacy.audit.rounding import PART_OF_ONE, ROUNDING
 from privacy.recording.step_observation import BLOCKS, StepSketcher, batch_digest
 from privacy.reference.central import Optimizer, rate
@@ -42,11 +44,10 @@ CHECKS = {
     "noise_replay": "Each step's noise is the one that the run's seed draws, at the claimed scale.",
     "recomputation": "Each step's clipped sum and parameters are those of the reference.",
 }
-# Half a unit in the last place of a float32 near 1, and how many parameters may be off by.
-_UNIT = 2.0**-24
+# So many roundings of float32 parameters may be off by.
 _UNITS = 2.0**9
 # Trials of a step from disturbed parameters, at most (each turns a ReLU near zero over with
-# probability 1/2), and by how many of those units they are.
+# probability 1/2), and by how many roundings they are.
 _TRIALS = 16
 _DISTURBED = 2.0**6
 # Noise, noised sum, quotient and product are rounded once each.
@@ -57,17 +58,16 @@ _CLIP_SLACK = 1e-6
 
 @one_thread()
 def recompute_dp_sgd(
-    run: OpenedRun, evidence: Evidence, noise_multiplier: float, seed: int | None, seconds: float
+    run: OpenedRun, inputs: AuditInputs, evidence: Evidence, seconds: float
 ) -> list[Check]:
     """Take the steps of a run of DP-SGD again; gives the checks of ``CHECKS``, in that order.
 
-    ``noise_multiplier`` is z as the run states it; ``seed`` is None where no file has it. Sums and
-    parameters are computed for ``seconds``, but one step at least; after as long again, the drawing
-    of batches and noise ends too.
+    Sums and parameters are computed for ``seconds``, but one step at least; after as long again,
+    the drawing of batches and noise ends too.
     """
     keep_freed_memory()
     try:
-        work = _Run(run, evidence, noise_multiplier, seed, seconds)
+        work = _Run(run, inputs, evidence, seconds)
     except SkippedError as error:
         return [Check(name, error.outcome, claim, str(error)) for name, claim in CHECKS.items()]
     started = time.monotonic()
@@ -82,14 +82,10 @@ class _Run:
     """A run whose steps are taken again, in order, from the first."""
 
     def __init__(
-        self,
-        run: OpenedRun,
-        evidence: Evidence,
-        noise_multiplier: float,
-        seed: int | None,
-        seconds: float,
+        self, run: OpenedRun, inputs: AuditInputs, evidence: Evidence, seconds: float
     ) -> None:
-        steps = evidence.steps
+        steps, seed = evidence.steps, inputs.private_seed
+        noise_multiplier = as_number(inputs.statement.get("noise_multiplier"))
         if steps.missing:
             raise IncompleteError(f"the ledger does not record the steps of each epoch{STRIPPED}")
         if not any(steps.counts[:1]):
@@ -142,9 +138,8 @@ class _Run:
         problems += statistics_problems(recorded.get("statistics"), released, saved)
         after = steps.sketches("parameters")[per_epoch - 1 :: per_epoch]
         problems += kept_problems(model, after, self._sketch, saved)
-        self._reference.start()
         self._begin()
-        self._share, self._goes_on, self._spent = seconds / (1 + len(self._checkpoints)), True, 0.0
+        self._share = seconds / (1 + len(self._checkpoints))
 
     def take(self, index: int) -> None:
         """Take a step, counted from 0, and compare it; its sum while the start's time lasts."""
@@ -154,7 +149,7 @@ class _Run:
             rng = stream(self._seed, Purpose.CENTRAL_BATCHES, epoch)
             self._batches = batches_of_epoch(self.settings, rng)
             if epoch - 1 in self._checkpoints:
-                self._start(load(self._checkpoints[epoch - 1])["trainer"])
+                self._begin(load(self._checkpoints[epoch - 1])["trainer"])
         batch = next(self._batches)
         self._compare_batch(index, batch)
         noise = None
@@ -172,19 +167,15 @@ class _Run:
                 found += (f"{self._place}: {problem}" for problem in kept)
             self._goes_on &= self._spent <= self._share
 
-    def _start(self, saved: Mapping[str, Any]) -> None:
-        """Begin anew from what a checkpoint has."""
-        self._model.vector.copy_(saved["central"])
-        self._reference.start()
-        self._begin()
-        load_optimizer(self._optimizer, saved["optimizer"])
-        self._disturbed = copy.deepcopy(self._optimizer)
-        self._goes_on, self._spent = not self._found["recomputation"].problems, 0.0
-
-    def _begin(self) -> None:
-        """Begin with the moments of no step, and parameters that are known bit for bit."""
-        length = len(self._reference.parameters)
+    def _begin(self, saved: Mapping[str, Any] | None = None) -> None:
+        """Begin with parameters that are known bit for bit: the first, or those of a checkpoint."""
+        self._goes_on, self._spent, length = True, 0.0, self._model.num_parameters
         self._optimizer = Optimizer(self._options.optimizer, length)
+        if saved is not None:
+            self._model.vector.copy_(saved["central"])
+            load_optimizer(self._optimizer, saved["optimizer"])
+            self._goes_on = not self._found["recomputation"].problems
+        self._reference.start()
         # Takes the steps from where rounding may have led, which is that far from the parameters.
         self._disturbed, self._shift = copy.deepcopy(self._optimizer), torch.zeros(length)
         self._apart, self._off = 0.0, np.zeros(1)
@@ -227,16 +218,15 @@ class _Run:
     def _sketch(self) -> NDArray[np.float64]:
         """Sketch of the parameters that the module has now; shape (1 + BLOCKS,)."""
         self._reference.start()
-        (own,) = self._sketcher.sketch_flat(self._reference.parameters)
-        return np.asarray(own)
+        return self._sketcher.sketch_flat(self._reference.parameters)
 
     def _compare_noise(self, index: int, noise: Tensor) -> None:
         found = self._found["noise_replay"]
         found.steps += 1
         recorded = self._steps.sketches("noise")[index]
-        (own,) = self._sketcher.sketch_flat(noise)
+        own = self._sketcher.sketch_flat(noise)
         rounded = float(self._steps.sketches("sum")[index, 0]) + own[0]
-        allowed = _ROUNDINGS * _UNIT * rounded * self._width**0.5
+        allowed = _ROUNDINGS * ULP * rounded * self._width**0.5
         found.compare(f"{self._place}: the noise", recorded, own, allowed)
 
     def _compute(
@@ -252,7 +242,7 @@ class _Run:
                 "the examples before it"
             )
             return False
-        (own,) = self._sketcher.sketch_flat(total)
+        own = self._sketcher.sketch_flat(total)
         scale = max(float(own[0]), math.sqrt(max(1, count)) * self.settings.clip_norm)
         allowed = self._relative * scale + _CLIP_SLACK * count
         recorded, moved = self._steps.sketches("sum")[index], 0.0
@@ -278,9 +268,9 @@ class _Run:
         # The blocks estimate the distance of the sums; trials show what a ReLU makes of rounding.
         apart = max(2.0 * float(np.linalg.norm(off[1:])), moved / 4.0)
         self._disturb(before, gradient, eta, apart / self.settings.batch_size)
-        (own,) = self._sketcher.sketch_flat(self._reference.parameters)
+        own = self._sketcher.sketch_flat(self._reference.parameters)
         recorded = self._steps.sketches("parameters")[index]
-        allowed = _UNITS * _UNIT * max(1.0, float(own[0])) + self._apart
+        allowed = _UNITS * ULP * max(1.0, float(own[0])) + self._apart
         hidden = PART_OF_ONE * self.settings.clip_norm / self.settings.batch_size
         off_by = gradient + hidden / math.sqrt(len(before))
         one = moments.step(before, off_by, eta) - self._reference.parameters
@@ -298,7 +288,7 @@ class _Run:
         """Take a step along a gradient that is off by a distance, in all elements alike."""
         is_linear = self._options.optimizer.name == "sgd"
         # An adaptive optimizer's step of an element near zero may turn round.
-        rounding = 0.0 if is_linear else _ROUNDINGS * _UNIT * float(gradient.norm())
+        rounding = 0.0 if is_linear else _ROUNDINGS * ULP * float(gradient.norm())
         signs = torch.randint(0, 2, before.shape, generator=torch.Generator().manual_seed(_TRIALS))
         off = (2.0 * signs - 1.0) * ((apart + rounding) / math.sqrt(len(before)))
         after = self._disturbed.step(before + self._shift, gradient + off, eta)
@@ -320,7 +310,7 @@ class _Run:
                 break
             generator = torch.Generator().manual_seed(place)
             signs = torch.randint(0, 2, start.shape, generator=generator) * 2.0 - 1.0
-            off = _DISTURBED * _UNIT * start.abs() + (1.0 + 3.0 * (place % 2)) * spread
+            off = _DISTURBED * ULP * start.abs() + (1.0 + 3.0 * (place % 2)) * spread
             self._reference.place(start + signs * off)
             moved = max(moved, 4.0 * float((self._reference.sum(*examples) - total).norm()))
         self._reference.place(start)

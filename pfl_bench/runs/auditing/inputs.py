@@ -268,17 +268,18 @@ def _missing_files(folder: Path, is_final: bool, is_federated: bool) -> dict[str
     A summary is wanted if the statement ``is_final``, of a run that has ended; the environment,
     which has the seed, if the run ``is_federated``.
     """
-    missing = {}
-    if not any((folder / "checkpoints").glob("step-*.pt")):
-        missing["checkpoints"] = (
-            "whether the model that the run ended with follows from the recorded releases, and "
-            "whether the ledger is the one that the model was saved beside"
-        )
-    shows = {METRICS_FILE: "whether cohorts, bounds and noise of each round were really so"}
+    shows = {
+        "checkpoints": "whether the model that the run ended with follows from the recorded "
+        "releases, and whether the ledger is the one that the model was saved beside",
+        METRICS_FILE: "whether cohorts, bounds and noise of each round were really so",
+    }
     if is_federated:
         shows["environment.json"] = "from which seed cohorts and noise were drawn"
     if is_final:
         shows["summary.json"] = (
             "which line of the ledger was the last, and which model was evaluated"
         )
-    return missing | {name: text for name, text in shows.items() if not (folder / name).is_file()}
+    has = {"checkpoints": any((folder / "checkpoints").glob("step-*.pt"))}
+    return {
+        name: text for name, text in shows.items() if not has.get(name, (folder / name).is_file())
+    }

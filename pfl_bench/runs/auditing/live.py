@@ -14,7 +14,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from pfl_bench.files import check_run_folder, read_json, read_metrics, read_text
@@ -44,7 +44,6 @@ class Watched:
     audited: int = 0
     bets: StepBets | None = None
     violation: str = ""
-    warned: set[str] = field(default_factory=set)
 
 
 def watch(folder: Path, every: float, tell: Tell, data: str | None = None) -> Watched:

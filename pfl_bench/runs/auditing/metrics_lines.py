@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pfl_bench.client.costs import CostMeter, StepFlops
 from pfl_bench.config.sections import EvaluationOptions
 from pfl_bench.files import to_json_value
-from pfl_bench.metrics import MetricDirections
+from pfl_bench.metrics import MetricDirections as Directions
 from pfl_bench.runs.auditing.inputs import METRICS_FILE
 from pfl_bench.runs.divergence import DivergenceWatch
 from pfl_bench.runs.published import best_over_rounds
 from pfl_bench.types import as_float
 from pfl_bench.types.results import STEP_NAMES
-from privacy.audit.inputs import as_number, json_equal
+from privacy.audit.inputs import AuditInputs, as_number, json_equal
 
+Json = Mapping[str, Any]
 # Far beyond any cost: sums of more leave what a float holds.
 _ENDLESS = 1e100
 # Of each round, in metrics.jsonl: coins of canaries that are guessed right, and all.
@@ -24,25 +25,21 @@ RIGHT, TRIALS = "canaries/right", "canaries/trials"
 
 
 def summary_problems(
-    options: EvaluationOptions,
-    unit: str,
-    summary: Mapping[str, Any],
-    saved: Mapping[str, Any] | None,
-    rows: Sequence[Mapping[str, Any]],
-    directions: MetricDirections,
+    options: EvaluationOptions, unit: str, inputs: AuditInputs, saved: Json, directions: Directions
 ) -> Iterator[str]:
     """Members of a summary that are not what the lines of metrics come to, in words.
 
     Then total costs of lines that are not the sums of the costs so far. ``unit`` is "round" or
     "epoch"; the loss at the start is the newest checkpoint's, ``saved``, or else the summary's.
     """
+    rows, summary = inputs.rows, inputs.summary or {}
     if not rows:
         return
     best = best_over_rounds(rows, options.splits, directions)
     name = options.select_best or ""
     chosen = best.get(name)
     costs = CostMeter(StepFlops(0, 0), options.budgets, directions)
-    starts = ((saved or {}).get("divergence"), summary.get("diverged"))
+    starts = (saved.get("divergence"), summary.get("diverged"))
     start = next((one.get("start") for one in starts if isinstance(one, Mapping)), math.nan)
     watch, others = DivergenceWatch(as_number(start), unit), list[str]()
     # Where the training users are evaluated, a step's loss has a name of its own.
@@ -84,18 +81,16 @@ def summary_problems(
     yield from others[:1]
 
 
-def canary_problems(
-    canaries: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
-) -> Iterator[str]:
+def canary_problems(inputs: AuditInputs) -> Iterator[str]:
     """Compare the trials of canaries with what the lines of metrics have of each round."""
-    trials = canaries.get("trials")
+    trials = (inputs.canaries or {}).get("trials")
     if not isinstance(trials, Mapping):
         return
     counts = {key: as_number(value) for key, value in trials.items()}
     tossed = counts.get("num_in", math.nan) + counts.get("num_out", math.nan)
     wrong = counts.get("misses", math.nan) + counts.get("false_alarms", math.nan)
     for what, stated, name in (("right", tossed - wrong, RIGHT), ("all", tossed, TRIALS)):
-        own = sum(as_number(row.get(name)) for row in rows)
+        own = sum(as_number(row.get(name)) for row in inputs.rows)
         if stated != own:
             yield (
                 f"canaries.json: {stated:g} guesses ({what}) follow from trials, but "

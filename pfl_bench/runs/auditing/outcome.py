@@ -39,6 +39,7 @@ from privacy.audit.errors import IncompleteError, SkippedError
 from privacy.audit.inputs import AuditInputs, as_number, json_equal
 from privacy.plan.plan import tensor_digest
 
+Json = Mapping[str, Any]
 NAME = "outcome"
 _CLAIM = (
     "The summary is of this configuration and these data; its metrics, and those of the "
@@ -66,7 +67,7 @@ def check_outcome(run: OpenedRun, inputs: AuditInputs, seconds: float) -> Check:
     data = summary.get("data") or {}
     said = {**summary, **{f"data.{key}": value for key, value in data.items()}}
     directions = MetricDirections.of(families_of(run.opened[0], run.resolved.config))
-    saved = load_latest(run.folder / "checkpoints")
+    saved = load_latest(run.folder / "checkpoints") or {}
     named = _named(run, inputs, directions)
     unit = "epoch" if inputs.configured.unit == "example" else "round"
     # Rounds of a final statement computed anew are all that configuration and budget allow.
@@ -80,13 +81,12 @@ def check_outcome(run: OpenedRun, inputs: AuditInputs, seconds: float) -> Check:
     for key, own in named.items():
         stated = said.get(key)
         found.add(not json_equal(stated, own), f"{key} is {stated!r:.80}, but comes to {own!r:.80}")
-    rows = () if inputs.metrics is None else inputs.metrics.rows
     options = run.resolved.config.evaluation
-    found.problems += summary_problems(options, unit, summary, saved, rows, directions)
-    found.problems += canary_problems(inputs.canaries or {}, rows)
-    differing = [*_other_start(run, saved or {})]
+    found.problems += summary_problems(options, unit, inputs, saved, directions)
+    found.problems += canary_problems(inputs)
+    differing = [*_other_start(run, saved)]
     try:
-        text, others = _metrics(run, summary, saved, rows, seconds)
+        text, others = _metrics(run, inputs, saved, seconds)
         differing += others
     except SkippedError as error:
         text = f"its names; metrics not computed anew: {error}"
@@ -135,7 +135,7 @@ def _named(run: OpenedRun, inputs: AuditInputs, directions: MetricDirections) ->
     return named
 
 
-def _other_start(run: OpenedRun, saved: Mapping[str, Any]) -> Iterator[str]:
+def _other_start(run: OpenedRun, saved: Json) -> Iterator[str]:
     """The loss at the start, if it is not that of the initial model as it is built today."""
     watched, name = saved.get("divergence"), "divergence.start"
     is_known = run.is_known_model and not run.other_reading
@@ -149,21 +149,17 @@ def _other_start(run: OpenedRun, saved: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _metrics(
-    run: OpenedRun,
-    summary: Mapping[str, Any],
-    saved: Mapping[str, Any] | None,
-    rows: Sequence[Mapping[str, Any]],
-    seconds: float,
+    run: OpenedRun, inputs: AuditInputs, saved: Json, seconds: float
 ) -> tuple[str, list[str]]:
     """Text of what was looked at, and metrics that are not what the models come to."""
     assert not isinstance(run.opened, str)
-    (task, model), config = run.opened, run.resolved.config
+    (task, model), config, summary = run.opened, run.resolved.config, inputs.summary or {}
     stated = summary.get("metrics") or {}
     if not seconds:
         raise SkippedError("--recompute asks for none")
     has_others = any(name.endswith("/num_clients_without_examples") for name in stated)
     # Released statistics, which no step moves; checkpoints of other private runs have no buffers.
-    held = ((saved or {}).get("trainer") or {}).get("buffers") or {}
+    held = (saved.get("trainer") or {}).get("buffers") or {}
     buffers, shapes = model.buffers(), {name: getattr(held[name], "shape", None) for name in held}
     is_other = shapes != {name: buffer.shape for name, buffer in buffers.items()}
     if config.evaluation.adaptation is not None or has_others or is_other:
@@ -176,17 +172,16 @@ def _metrics(
     if tensor_digest(vector) != summary.get("model_sha256"):
         raise SkippedError("the newest checkpoint has another model: see central_chain")
     before, seen, differing = model.vector.clone(), list[str](), list[str]()
-    families, size = families_of(task, config), config.evaluation.batch_size
     try:
         model.load_buffers(held)
         forward = build_forward(run.resolved, task, model)
         for at, values, names, said in (
             ("", vector, config.evaluation.final_splits, stated),
-            *_evaluated(run, saved, rows, model.vector),
+            *_evaluated(run, inputs, saved, model.vector),
         ):
             model.vector.copy_(values)
             started = time.monotonic()
-            plain_metrics(forward, task, families, names, size, _PARTS)
+            plain_metrics(forward, task, config, names, _PARTS)
             needed = _PARTS * (time.monotonic() - started)
             late = f"that takes {needed:.0f} s: see --recompute-seconds"
             if needed > seconds and not seen:
@@ -195,7 +190,7 @@ def _metrics(
                 seen.append(f"{at}not computed anew: {late}")
                 break
             seconds -= needed
-            own = plain_metrics(forward, task, families, names, size)
+            own = plain_metrics(forward, task, config, names)
             differing += [at + problem for problem in _differing(said, own)]
             seen.append(f"{at}{len(own)} metrics of {', '.join(names)}")
     except UserInputError as error:
@@ -207,20 +202,16 @@ def _metrics(
 
 
 def _evaluated(
-    run: OpenedRun,
-    saved: Mapping[str, Any] | None,
-    rows: Sequence[Mapping[str, Any]],
-    like: torch.Tensor,
-) -> Iterator[tuple[str, torch.Tensor, Sequence[str], Mapping[str, Any]]]:
+    run: OpenedRun, inputs: AuditInputs, saved: Json, like: torch.Tensor
+) -> Iterator[tuple[str, torch.Tensor, Sequence[str], Json]]:
     """Models of checkpoints that were evaluated on the way, with their lines of metrics.
 
     They are the central parameters, and those of the selected round, of the newest checkpoint,
     ``saved``; then the central parameters of older ones.
     """
-    assert saved is not None
     splits = run.resolved.config.evaluation.splits
     measured = {f"{split}/num_examples" for split in splits}
-    lines = {row["round"]: row for row in rows if not measured.isdisjoint(row)}
+    lines = {row["round"]: row for row in inputs.rows if not measured.isdisjoint(row)}
     best, paths = saved.get("best") or {}, steps_saved(run.folder / "checkpoints")
     older = [step for step in paths if step in lines and step < saved["step"]][-_OLDER:]
     known: dict[Any, torch.Tensor] = {}
@@ -239,9 +230,9 @@ def _evaluated(
             yield f"round {number}: ", vector, splits, row
 
 
-def _vector(saved: Mapping[str, Any] | None, summary: Mapping[str, Any]) -> torch.Tensor | None:
+def _vector(saved: Json, summary: Json) -> torch.Tensor | None:
     is_last = summary.get("selected") is None
-    held = (saved or {}).get("trainer" if is_last else "best") or {}
+    held = saved.get("trainer" if is_last else "best") or {}
     vector = held.get("central" if is_last else "vector")
     return vector if isinstance(vector, torch.Tensor) and vector.dtype == torch.float32 else None
 

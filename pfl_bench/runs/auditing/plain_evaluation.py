@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pfl_bench.client.forward import Forward
+from pfl_bench.config.schema import RunConfig
+from pfl_bench.evaluation.evaluator import families_of
 from pfl_bench.evaluation.splits import examples_at_once
 from pfl_bench.metrics import build_metrics
 from pfl_bench.types import Task
@@ -17,12 +19,7 @@ from pfl_bench.types import Task
 
 @torch.no_grad()
 def plain_metrics(
-    forward: Forward,
-    task: Task,
-    families: Sequence[str],
-    splits: Sequence[str],
-    batch_size: int,
-    part: int = 1,
+    forward: Forward, task: Task, config: RunConfig, splits: Sequence[str], part: int = 1
 ) -> dict[str, float]:
     """Metrics over all examples of some splits, of the model that is in memory.
 
@@ -31,6 +28,7 @@ def plain_metrics(
     any. Shared with evaluation are the data, the forward pass and each metric's formula; which
     examples are measured is decided here. With ``part`` k they are the first k-th of each split.
     """
+    families, batch_size = families_of(task, config), config.evaluation.batch_size
     step = min(batch_size, examples_at_once(task.facts.input_shape, forward.device) or batch_size)
     was_training, result = forward.module.training, dict[str, float]()
     forward.module.eval()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from pfl_bench.config.training import FederatedOptions
 from pfl_bench.federated.parts import build_mechanism
 from pfl_bench.runs.auditing.opened import OpenedRun
 from pfl_bench.types import PluginError, UserInputError, place_of, returned
@@ -25,9 +26,6 @@ from privacy.reference.noise import Gaussian, Setting
 from privacy.reference.round import MECHANISMS
 from privacy.reference.streams import CLIENT_NOISE, COHORT, NOISE, stream
 from privacy.sampling_scheme import Participation
-
-if TYPE_CHECKING:
-    from pfl_bench.config.training import FederatedOptions
 
 # A second or a few of one core, each.
 _MOST_ROUNDS = 200_000
@@ -51,7 +49,7 @@ def make_replay(run: OpenedRun, seed: int | None, statement: Mapping[str, Any]) 
             "neither can be drawn anew"
         )
     cohort = _cohorts(options, seed)
-    noise = _Noise(run, options, seed, cohort, statement)
+    noise = _Noise(run, seed, cohort, statement)
     return Replay(
         cohort=cohort,
         noise=noise.reason or noise,
@@ -94,14 +92,9 @@ class _Noise:
     """
 
     def __init__(
-        self,
-        run: OpenedRun,
-        options: FederatedOptions,
-        seed: int,
-        cohort: DrawUsers | str,
-        statement: Mapping[str, Any],
+        self, run: OpenedRun, seed: int, cohort: DrawUsers | str, statement: Mapping[str, Any]
     ) -> None:
-        resolved, data = run.resolved, run.data
+        resolved, data, options = run.resolved, run.data, run.resolved.config.federated
         privacy = resolved.config.privacy
         canaries = None if privacy is None else privacy.audit
         self._most_canaries = 0 if canaries is None else canaries.count
@@ -119,6 +112,7 @@ class _Noise:
         described = self._mechanism.description
         own = resolved.mechanism_options
         assert own is not None
+        assert options is not None
         # At bound 1, too; any noise on the count leaves the same draws.
         self._setting = Setting(
             name, own.model_dump() | {"clip_norm": 1.0, "count_noise_stddev": 1.0}, 1.0, 1.0, 1.0,

@@ -314,15 +314,13 @@ def release_statistics(
             moments.append(module.moments(forward.prepare(examples.inputs, None)))
     rng = stream(seed, Purpose.STATISTICS)
     bounds = (asked.mean_clip_norm, asked.square_clip_norm)
-    mean, square = (
+    (mean, of_mean), (square, of_square) = (
         noised_mean(torch.cat(vectors).double().numpy(), bound, asked.noise_multiplier, rng)
         for vectors, bound in zip(zip(*moments, strict=True), bounds, strict=True)
     )
     variance = np.maximum(square - mean**2, 0.0)
     module.set_statistics(torch.from_numpy(mean), torch.from_numpy(variance))
-    rng = stream(seed, Purpose.STATISTICS)
-    draws = {name: rng.standard_normal(len(mean)) for name in ("mean", "square")}
     return {
         name: {"count": len(noise), "sum_squares": float(noise @ noise)}
-        for name, noise in draws.items()
+        for name, noise in (("mean", of_mean), ("square", of_square))
     }
