@@ -43,7 +43,7 @@ class StepColumns:
         if len(steps) != 1 or -1 in steps:
             raise LedgerError(f"{where}' must have lists of one length, an element a step")
         sizes, digests, *vectors = rows
-        self._sizes.extend(values.counts(sizes, len(sizes), f"{where}.batch_sizes'"))
+        self._sizes.extend(values.counts(sizes, f"{where}.batch_sizes'"))
         for step, digest in enumerate(digests):
             self._digests += values.digest(digest, f"{where}.batch_digests'", DIGEST_LENGTH)
             for name, vector in zip(VECTORS, vectors, strict=True):

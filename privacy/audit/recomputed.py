@@ -217,7 +217,7 @@ def could_hide(
     # The shortest vector whose norm is the bound.
     least = made.bound / (root if before.mechanism.order == 1.0 else 1.0)
     if made.stddev > 0.0:
-        least = min(least, made.stddev * root / math.sqrt(max(1, len(made.lengths))))
+        least = min(least, made.stddev * root / math.sqrt(max(1, len(made.mechanism.lengths))))
     near, alone = PART_OF_ONE * least / 6.0, Allowed(0.0, before.optimizer)
     alone.step(made, near / _denominator(line))
     # Rates fall, and the parameters keep what earlier steps have put them off by.
@@ -239,7 +239,8 @@ def _scale(made: Round) -> float:
 def _near(line: Json, made: Round, allowed: Allowed) -> float:
     """A."""
     relative = allowed.each * allowed.rounds
-    near = relative * _scale(made) + allowed.relative * made.follows * made.stddev + allowed.total
+    near = relative * _scale(made) + allowed.total
+    near += allowed.relative * made.mechanism.follows * made.stddev
     near += 8.0 * rounding_of(made) * made.stddev * math.sqrt(len(made.total))
     return near + 8.0 * ULP * float((made.total + made.noise).norm())
 

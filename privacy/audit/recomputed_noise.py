@@ -31,7 +31,7 @@ def noise_problems(line: Mapping[str, Any], made: Round, relative: float) -> Ite
     if not isinstance(record, Mapping) or not stddev > 0.0:
         return
     unit = made.noise.numpy() / stddev
-    count, near = len(unit), 64.0 * rounding_of(made) + made.follows * relative
+    count, near = len(unit), 64.0 * rounding_of(made) + made.mechanism.follows * relative
     for key, (expected, allowed) in sums_of(unit, near).items():
         found = np.atleast_1d(np.array(record.get(key), dtype=np.float64))
         same = found.shape == expected.shape
@@ -69,14 +69,12 @@ def _segments(count: int) -> list[tuple[int, int]]:
 
 def report_problems(line: Mapping[str, Any], made: Round, near: float) -> Iterator[str]:
     """Clauses of what differs in the noise of clients' reports; ``near`` is A."""
-    record = line.get("reports")
+    record, lengths = line.get("reports"), made.mechanism.lengths
     # Of huge models one client's report is measured.
-    if not isinstance(record, Mapping) or not record.get("count") == len(made.lengths) > 0:
+    if not isinstance(record, Mapping) or not record.get("count") == len(lengths) > 0:
         return
     for what, key, wanted in (("least", "quietest", min), ("most", "loudest", max)):
-        yield from recorded_number(
-            f"{what} noise of a report", record, key, wanted(made.lengths), near
-        )
+        yield from recorded_number(f"{what} noise of a report", record, key, wanted(lengths), near)
 
 
 def rounding_of(made: Round) -> float:

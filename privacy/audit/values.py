@@ -9,20 +9,16 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from privacy.audit.inputs import as_number
 from privacy.errors import LedgerError
 
 
 def number(value: Any, where: str) -> float:
     """A finite number; NaN for null."""
-    if value is None:
-        return math.nan
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        try:
-            if math.isfinite(value):
-                return float(value)
-        except OverflowError:
-            pass
-    raise LedgerError(f"{where} is {value!r}, but must be a finite number or null")
+    found = as_number(value)
+    if value is not None and not math.isfinite(found):
+        raise LedgerError(f"{where} is {value!r}, but must be a finite number or null")
+    return found
 
 
 def numbers(values: Any, length: int, where: str) -> list[float]:
@@ -32,13 +28,11 @@ def numbers(values: Any, length: int, where: str) -> list[float]:
     return [number(value, where) for value in values] + [math.nan] * (length - len(values))
 
 
-def counts(values: Any, length: int, where: str) -> list[int]:
-    """So many counts."""
-    if isinstance(values, list) and len(values) == length:
-        sound = [count for count in values if type(count) is int and 0 <= count < 2**62]
-        if len(sound) == length:
-            return sound
-    raise LedgerError(f"{where} is {values!r}, but must be {length} counts")
+def counts(values: list[Any], where: str) -> list[int]:
+    """Counts of a list."""
+    if any(type(count) is not int or not 0 <= count < 2**62 for count in values):
+        raise LedgerError(f"{where} is {values!r}, but must be {len(values)} counts")
+    return values
 
 
 def member(record: Mapping[str, Any], key: str, where: str) -> Mapping[str, Any]:

@@ -44,8 +44,6 @@ class Devices:
     sizes: NDArray[np.int64]  # shape (N,): examples of each user
     num_bytes: tuple[float, float]  # D and U
     now: float = 0.0  # seconds of the clock
-    counts: NDArray[np.int64] = field(init=False)  # shape (N,): rounds that each user was in
-    last: NDArray[np.int64] = field(init=False)  # shape (N,): the last of them; 0 for none
     # Of all rounds: clients that sent nothing, and seconds until a first user was there.
     totals: dict[str, float] = field(
         default_factory=lambda: dict.fromkeys(("lost", "stragglers", "waited_seconds"), 0.0)
@@ -61,14 +59,18 @@ class Devices:
             for kind in kinds
         ]
         self._capacity, self._slots = assigned
-        self.counts, self.last = np.zeros((2, num), dtype=np.int64)
 
-    def draw(self, number: int, seed: int) -> NDArray[np.int64]:
-        """The users of a round, ascending, by the private seed; the clock moves on to its end."""
+    def draw(
+        self, number: int, seed: int, counts: NDArray[np.int64], last: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """The users of a round, ascending, by the private seed; the clock moves on to its end.
+
+        ``counts`` and ``last``, shape (N,), are each user's rounds before, and the last of them.
+        """
         options, systems = self.options, self.systems
-        free = (self.last == 0) | (number - self.last >= options.separation)
+        free = (last == 0) | (number - last >= options.separation)
         if options.max_participations is not None:
-            free &= self.counts < options.max_participations
+            free &= counts < options.max_participations
         users, start = np.flatnonzero(free), self.now
         waits = [self._slot(user, start)[0] for user in users.tolist()]
         if math.isfinite(first := min(waits, default=math.inf)):
@@ -94,7 +96,7 @@ class Devices:
         if len(finished) == options.cohort_size:
             end = min(end, finished[-1][0])
         took_part = np.array(sorted(u for finish, u in finished if finish <= end), dtype=np.int64)
-        lost, last = sum(moment <= end for moment in left), self.last[took_part]
+        lost, latest = sum(moment <= end for moment in left), int(last[took_part].max(initial=0))
         late = len(chosen) - len(took_part) - lost
         of_round = {"lost": lost, "stragglers": late, "waited_seconds": start - self.now}
         self.totals = {name: total + of_round[name] for name, total in self.totals.items()}
@@ -107,12 +109,10 @@ class Devices:
             "systems/counted": len(took_part),
             "systems/lost": lost,
             "systems/stragglers": late,
-            "returning": int(self.counts[took_part].sum()),
-            "smallest_gap": number - int(last.max()) if last.any() else math.nan,
-            "largest_count": int(self.counts[took_part].max(initial=-1)) + 1,
+            "returning": int(counts[took_part].sum()),
+            "smallest_gap": number - latest if latest else math.nan,
+            "largest_count": int(counts[took_part].max(initial=-1)) + 1,
         }
-        self.counts[took_part] += 1
-        self.last[took_part] = number
         return took_part
 
     def _seconds(self, user: int) -> tuple[float, float, float]:

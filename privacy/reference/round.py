@@ -88,6 +88,7 @@ class Round:
     """A round, computed again; each vector has shape (P,)."""
 
     users: NDArray[np.int64]  # shape (n,): the cohort, ascending
+    mechanism: Gaussian  # in its state after the round
     bound: float
     before: Tensor  # central parameters before the step, float32
     total: Tensor  # sum of the clipped updates, float64
@@ -95,9 +96,6 @@ class Round:
     contributions: list[Contribution] = field(default_factory=list)  # of each user, in this order
     noise: Tensor = field(default_factory=lambda: torch.empty(0))  # what is added to it, float64
     stddev: float = 0.0  # of an element's noise
-    margin: float = math.inf  # as the mechanism has it, and ``follows``
-    follows: float = 0.0
-    lengths: list[float] = field(default_factory=list)  # as the mechanism has them
     fraction: float | None = None  # noisy, of updates within the bound
     gradient: Tensor = field(default_factory=lambda: torch.empty(0))  # of the central step, float32
     rate: float = 0.0  # of the central step
@@ -120,10 +118,12 @@ def recompute(
         sizes = (rule.num_users, o.cohort_size, o.separation)
         users = cohort.draw(o.sampling, rule.seed, number, *sizes)
     else:
-        users, chance, most = state.devices.draw(number, rule.seed), 1.0, o.max_participations
+        users = state.devices.draw(number, rule.seed, state.counts, state.last)
+        chance, most = 1.0, o.max_participations
     state.counts[users] += 1
     state.last[users] = number
-    made = Round(users, mechanism.bound, central, torch.zeros(len(central), dtype=torch.float64))
+    total = torch.zeros(len(central), dtype=torch.float64)
+    made = Round(users, mechanism, mechanism.bound, central, total)
     bits = 0.0
 
     def add(user: int, trained: Trained | None, sent: Tensor) -> None:
@@ -165,8 +165,6 @@ def recompute(
     made.length = mechanism.norm(made.total)
     rng = stream(rule.seed, NOISE, number)
     made.noise, made.stddev = mechanism.noise(rng), mechanism.stddev
-    made.margin, made.follows = mechanism.margin, mechanism.follows
-    made.lengths = mechanism.lengths
     made.fraction = mechanism.move(bits, rng)
     mean = (made.total + made.noise) / o.cohort_size
     if rule.trial is not None and mechanism.is_fresh:

@@ -169,12 +169,13 @@ class _Run:
 
     def _begin(self, saved: Mapping[str, Any] | None = None) -> None:
         """Begin with parameters that are known bit for bit: the first, or those of a checkpoint."""
-        self._goes_on, self._spent, length = True, 0.0, self._model.num_parameters
+        length = self._model.num_parameters
         self._optimizer = Optimizer(self._options.optimizer, length)
         if saved is not None:
             self._model.vector.copy_(saved["central"])
             load_optimizer(self._optimizer, saved["optimizer"])
-            self._goes_on = not self._found["recomputation"].problems
+        self._goes_on = saved is None or not self._found["recomputation"].problems
+        self._spent = 0.0
         self._reference.start()
         # Takes the steps from where rounding may have led, which is that far from the parameters.
         self._disturbed, self._shift = copy.deepcopy(self._optimizer), torch.zeros(length)

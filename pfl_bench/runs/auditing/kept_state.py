@@ -80,14 +80,14 @@ def other_state(state: State, saved: Mapping[str, Any], of_moment: OfMoment) -> 
             return CLOCK * length
         return near * length if value.dim() else CLOCK * max(length, now)
 
+    history = {"counts": state.counts, "last": state.last}
     own = {
         "mechanism": state.mechanism.state(),
-        "private": {"history": {"counts": state.counts, "last": state.last}},
+        "private": {"history": history},
     }
     if state.devices is not None:
-        limits = {"counts": state.devices.counts, "last": state.devices.last}
         clock = {"now": state.devices.now, "totals": state.devices.totals}
-        own["clients"] = {"participants": {"clock": clock, "limits": limits}}
+        own["clients"] = {"participants": {"clock": clock, "limits": history}}
     yield from other_values("trainer", saved, own, most)
 
 

@@ -224,7 +224,7 @@ class _Work:
                 self._done.problems += (f"round {number}: {problem}" for problem in error.args)
                 return
             self._took = time.monotonic() - began
-            if made.margin <= allowed.of_coins:
+            if made.mechanism.margin <= allowed.of_coins:
                 self._done.reasons.append(f"round {number}: rounding decides a client's coin")
                 return
             line = self._run.lines[number - 1]
@@ -329,7 +329,5 @@ def _copied(state: State) -> State:
     moved = copy.copy(state)
     moved.mechanism, moved.optimizer = copy.copy(state.mechanism), copy.copy(state.optimizer)
     moved.counts, moved.last = state.counts.copy(), state.last.copy()
-    if state.devices is not None:
-        moved.devices = devices = copy.copy(state.devices)
-        devices.counts, devices.last = devices.counts.copy(), devices.last.copy()
+    moved.devices = copy.copy(state.devices)
     return moved

@@ -95,6 +95,7 @@ class _Noise:
         self, run: OpenedRun, seed: int, cohort: DrawUsers | str, statement: Mapping[str, Any]
     ) -> None:
         resolved, data, options = run.resolved, run.data, run.resolved.config.federated
+        assert options is not None
         privacy = resolved.config.privacy
         canaries = None if privacy is None else privacy.audit
         self._most_canaries = 0 if canaries is None else canaries.count
@@ -112,7 +113,6 @@ class _Noise:
         described = self._mechanism.description
         own = resolved.mechanism_options
         assert own is not None
-        assert options is not None
         # At bound 1, too; any noise on the count leaves the same draws.
         self._setting = Setting(
             name, own.model_dump() | {"clip_norm": 1.0, "count_noise_stddev": 1.0}, 1.0, 1.0, 1.0,

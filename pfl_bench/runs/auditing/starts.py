@@ -177,14 +177,10 @@ class Starts:
         parts = self._run.parts()
         options, algorithm = parts.options, parts.algorithm
         self.transforms = transforms = parts.transforms
-        state = State(
-            self.initial.clone(),
-            copy.copy(self._mechanism),
-            Optimizer(options.central_optimizer, len(self.initial)),
-            np.zeros(len(self.sizes), dtype=np.int64),
-            np.zeros(len(self.sizes), dtype=np.int64),
-            self._devices_of(parts),
-        )
+        counts, last = np.zeros((2, len(self.sizes)), dtype=np.int64)
+        optimizer = Optimizer(options.central_optimizer, len(self.initial))
+        mechanism, devices = copy.copy(self._mechanism), self._devices_of(parts)
+        state = State(self.initial.clone(), mechanism, optimizer, counts, last, devices)
         if step:
             saved = self.saved(step)
             with restoring(self.checkpoints[step], {"trainer": {}}, {}):
@@ -239,11 +235,8 @@ class Starts:
         state.counts, state.last = (history[key].numpy().copy() for key in ("counts", "last"))
         algorithm.load_state_dict(saved["clients"]["algorithm"])
         if state.devices is not None:
-            played = saved["clients"]["participants"]
-            state.devices.now = float(played["clock"]["now"])
-            state.devices.totals = dict(played["clock"]["totals"])
-            state.devices.counts = played["limits"]["counts"].numpy().copy()
-            state.devices.last = played["limits"]["last"].numpy().copy()
+            clock = saved["clients"]["participants"]["clock"]
+            state.devices.now, state.devices.totals = float(clock["now"]), dict(clock["totals"])
         for key, transform in self.transforms.items():
             transform.load_state_dict(saved["clients"][f"transform of {key}"])
 
