@@ -182,46 +182,39 @@ class Ledger:
         of the checkpoint; every line of the run must hold the constants. ``LedgerError``: rounds
         are missing, the last line has other constants, or the checkpoint is of another ledger.
         """
-        problem = self._resume_problem(rounds_done, constants, digest)
-        if problem is None:
+        last = self.last_entry or {}
+        changed = [key for key, value in constants.items() if last and last.get(key) != value]
+        if self._is_made_here and rounds_done:
+            problem = (
+                f"{self._path} is missing, but the checkpoint has {rounds_done} rounds: they would "
+                "go unaccounted. Restore the file, or start a new run folder"
+            )
+        elif self.last_round < rounds_done:
+            problem = (
+                f"{self._path} ends with round {self.last_round}, but the checkpoint has "
+                f"{rounds_done} rounds: lines are missing, and the rounds would go unaccounted. "
+                "Restore the file, or start a new run folder"
+            )
+        elif digest is not None and digest != self.digest(rounds_done):
+            problem = (
+                f"{self._path}: its round {rounds_done} is not the one that the checkpoint was "
+                "saved after, so it is of another run, or was altered. Restore the file, or start "
+                "a new run folder"
+            )
+        elif changed:
+            shown = "; ".join(f"{key}: {last.get(key)!r} -> {constants[key]!r}" for key in changed)
+            problem = (
+                f"{self._path} was recorded under other settings than today's ({shown}); one "
+                "statement cannot cover both. Resume with the data and the versions of the "
+                "libraries that recorded it, or start a new run folder"
+            )
+        else:
             return
         self.close()
         if self._is_made_here:
             # An empty one would look as if the run had had it.
             self._path.unlink(missing_ok=True)
         raise LedgerError(problem)
-
-    def _resume_problem(
-        self, rounds_done: int, constants: Mapping[str, Any], digest: str | None
-    ) -> str | None:
-        """Reason why a run cannot go on with what is recorded; None if it can."""
-        if self._is_made_here and rounds_done:
-            return (
-                f"{self._path} is missing, but the checkpoint has {rounds_done} rounds: they would "
-                "go unaccounted. Restore the file, or start a new run folder"
-            )
-        if self.last_round < rounds_done:
-            return (
-                f"{self._path} ends with round {self.last_round}, but the checkpoint has "
-                f"{rounds_done} rounds: lines are missing, and the rounds would go unaccounted. "
-                "Restore the file, or start a new run folder"
-            )
-        if digest is not None and digest != self.digest(rounds_done):
-            return (
-                f"{self._path}: its round {rounds_done} is not the one that the checkpoint was "
-                "saved after, so it is of another run, or was altered. Restore the file, or start "
-                "a new run folder"
-            )
-        last = self.last_entry or {}
-        changed = [key for key, value in constants.items() if last and last.get(key) != value]
-        if changed:
-            shown = "; ".join(f"{key}: {last.get(key)!r} -> {constants[key]!r}" for key in changed)
-            return (
-                f"{self._path} was recorded under other settings than today's ({shown}); one "
-                "statement cannot cover both. Resume with the data and the versions of the "
-                "libraries that recorded it, or start a new run folder"
-            )
-        return None
 
     def append(self, entry: Mapping[str, Any]) -> None:
         """Record a round, from 1, or verify that a replayed round is the recorded one.

@@ -24,12 +24,13 @@ LISTS = ("batch_sizes", "batch_digests", *VECTORS)
 class StepColumns:
     """Steps, in order, as far as the lines have them.
 
-    ``counts`` are the steps of each line that has them; ``missing`` is the lines that have none.
+    ``sizes`` are the realised batches, ``counts`` the steps of each line that has them; ``missing``
+    is the lines that have none.
     """
 
     def __init__(self) -> None:
         self.missing, self.counts = 0, list[int]()
-        self._sizes, self._sketches, self._digests = array("q"), array("d"), bytearray()
+        self.sizes, self._sketches, self._digests = array("q"), array("d"), bytearray()
 
     def take(self, entry: Mapping[str, Any], where: str) -> None:
         """Take in a line; a value of the wrong kind is a ``LedgerError``."""
@@ -43,7 +44,7 @@ class StepColumns:
         if len(steps) != 1 or -1 in steps:
             raise LedgerError(f"{where}' must have lists of one length, an element a step")
         sizes, digests, *vectors = rows
-        self._sizes.extend(values.counts(sizes, f"{where}.batch_sizes'"))
+        self.sizes.extend(values.counts(sizes, f"{where}.batch_sizes'"))
         for step, digest in enumerate(digests):
             self._digests += values.digest(digest, f"{where}.batch_digests'", DIGEST_LENGTH)
             for name, vector in zip(VECTORS, vectors, strict=True):
@@ -51,12 +52,7 @@ class StepColumns:
         self.counts.append(len(sizes))
 
     def __len__(self) -> int:
-        return len(self._sizes)
-
-    @property
-    def sizes(self) -> NDArray[np.int64]:
-        """Shape (S,): the realised batches."""
-        return np.asarray(self._sizes, np.int64)
+        return len(self.sizes)
 
     def sketches(self, name: str) -> NDArray[np.float64]:
         """Shape (S, 1 + BLOCKS): norm and blocks of "sum", "noise" or "parameters"; or NaN."""

@@ -225,9 +225,8 @@ def gather(lines: Iterable[tuple[Mapping[str, Any], str]]) -> Evidence:
             if last is None:
                 first = constants
             else:
-                either = sorted({*last, *constants})
-                changed = (key for key in either if last.get(key) != constants.get(key))
-                changes.append((number, ", ".join(changed)))
+                changed = (key for key in CONSTANT if last.get(key) != constants.get(key))
+                changes.append((number, ", ".join(sorted(changed))))
             last = constants
     rounds = len(has_noise)
     return Evidence(

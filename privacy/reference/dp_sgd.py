@@ -56,8 +56,6 @@ class Settings:
 def batches_of_epoch(settings: Settings, rng: np.random.Generator) -> Iterator[NDArray[np.int64]]:
     """The batches of an epoch, drawn from its stream: shape (n,), int64, ascending, each."""
     count, size = settings.num_examples, settings.batch_size
-    if settings.sampling not in ("poisson", "shuffled"):
-        raise ValueError(f"no definition of batches that are {settings.sampling!r}")
     order = rng.permutation(count) if settings.sampling == "shuffled" else None
     for step in range(settings.steps_per_epoch):
         if order is None:

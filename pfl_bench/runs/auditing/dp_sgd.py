@@ -110,14 +110,9 @@ class _Run:
         self._forward = Forward(model.module, task, model.device)
         model.module.train()
         per_epoch = steps.counts[0]
-        self.settings = Settings(
-            num_examples=self._split.num_examples,
-            batch_size=central.batch_size,
-            steps_per_epoch=per_epoch,
-            sampling=central.sampling,
-            clip_norm=resolved.tree["privacy"]["mechanism"]["clip_norm"],
-            noise_multiplier=noise_multiplier,
-        )
+        size, clip_norm = central.batch_size, resolved.tree["privacy"]["mechanism"]["clip_norm"]
+        claim = (size, per_epoch, central.sampling, clip_norm, noise_multiplier)
+        self.settings = Settings(self._split.num_examples, *claim)
         released = starts.release_statistics(resolved.config, self._split, self._forward, seed)
         self._reference = DpSgd(self.settings, model.module, task.loss)
         self._sketcher = StepSketcher(self._reference.shapes, model.device)
@@ -140,6 +135,20 @@ class _Run:
         problems += kept_problems(model, after, self._sketch, saved)
         self._begin()
         self._share = seconds / (1 + len(self._checkpoints))
+
+    def _begin(self, saved: Mapping[str, Any] | None = None) -> None:
+        """Begin with parameters that are known bit for bit: the first, or those of a checkpoint."""
+        length = self._model.num_parameters
+        self._optimizer = Optimizer(self._options.optimizer, length)
+        if saved is not None:
+            self._model.vector.copy_(saved["central"])
+            load_optimizer(self._optimizer, saved["optimizer"])
+        self._goes_on = saved is None or not self._found["recomputation"].problems
+        self._spent = 0.0
+        self._reference.start()
+        # Takes the steps from where rounding may have led, which is that far from the parameters.
+        self._disturbed, self._shift = copy.deepcopy(self._optimizer), torch.zeros(length)
+        self._apart, self._off = 0.0, np.zeros(1)
 
     def take(self, index: int) -> None:
         """Take a step, counted from 0, and compare it; its sum while the start's time lasts."""
@@ -167,20 +176,6 @@ class _Run:
                 found += (f"{self._place}: {problem}" for problem in kept)
             self._goes_on &= self._spent <= self._share
 
-    def _begin(self, saved: Mapping[str, Any] | None = None) -> None:
-        """Begin with parameters that are known bit for bit: the first, or those of a checkpoint."""
-        length = self._model.num_parameters
-        self._optimizer = Optimizer(self._options.optimizer, length)
-        if saved is not None:
-            self._model.vector.copy_(saved["central"])
-            load_optimizer(self._optimizer, saved["optimizer"])
-        self._goes_on = saved is None or not self._found["recomputation"].problems
-        self._spent = 0.0
-        self._reference.start()
-        # Takes the steps from where rounding may have led, which is that far from the parameters.
-        self._disturbed, self._shift = copy.deepcopy(self._optimizer), torch.zeros(length)
-        self._apart, self._off = 0.0, np.zeros(1)
-
     def checks(self) -> Iterator[Check]:
         """The checks made, with the differences found."""
         batches, noise, sums = (self._found[name] for name in CHECKS)
@@ -206,7 +201,7 @@ class _Run:
                 yield conclude(name, claim, found.compared(text))
 
     def _compare_batch(self, index: int, batch: NDArray[np.int64]) -> None:
-        found, recorded = self._found["cohort_replay"], int(self._steps.sizes[index])
+        found, recorded = self._found["cohort_replay"], self._steps.sizes[index]
         found.steps += 1
         if recorded != len(batch):
             flaw = f"{recorded} examples, where the seed draws {len(batch)}"

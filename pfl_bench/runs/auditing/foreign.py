@@ -42,24 +42,17 @@ _TRAINER = dict.fromkeys(
 )  # fmt: skip
 # Scalars of a step.
 _SCALARS = {
-    "train": (
-        "loss", "step_loss", "num_examples", "step_examples", "num_steps", "num_nonfinite",
-        "cohort_size", "update_norm", "central_learning_rate", "local_learning_rate",
-        "learning_rate", "rounds_left_out",
-    ),
-    "privacy": (
-        "clip_norm", "update_noise_stddev", "fraction_clipped", "noisy_fraction_unclipped",
-        "epsilon_simulated", "epsilon_actual",
-    ),
-    "canaries": ("right", "trials"),
-    "systems": (
-        "steps", "examples", "flops", "bytes_down", "bytes_up", "total_flops", "total_bytes_down",
-        "total_bytes_up", "simulated_seconds", "selected", "counted", "stragglers", "lost",
-        "total_simulated_seconds", "total_waited_seconds", "total_stragglers", "total_lost",
-    ),
-    "time": ("round_seconds",),
-}  # fmt: skip
-_KNOWN = {f"{group}/{name}" for group, names in _SCALARS.items() for name in names}
+    "train": "loss step_loss num_examples step_examples num_steps num_nonfinite cohort_size "
+    "update_norm central_learning_rate local_learning_rate learning_rate rounds_left_out",
+    "privacy": "clip_norm update_noise_stddev fraction_clipped noisy_fraction_unclipped "
+    "epsilon_simulated epsilon_actual",
+    "canaries": "right trials",
+    "systems": "steps examples flops bytes_down bytes_up total_flops total_bytes_down "
+    "total_bytes_up simulated_seconds selected counted stragglers lost total_simulated_seconds "
+    "total_waited_seconds total_stragglers total_lost",
+    "time": "round_seconds",
+}
+_KNOWN = {f"{group}/{name}" for group, names in _SCALARS.items() for name in names.split()}
 _FILES = (
     "config.yaml", "environment.json", "metrics.jsonl", "ledger.jsonl", "privacy.json",
     "summary.json", "checkpoints", "run.log", "report.html", "audit.json", "canaries.json",

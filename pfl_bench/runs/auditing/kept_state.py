@@ -29,16 +29,12 @@ def other_values(name: str, saved: Any, own: Any, most: Callable[[Tensor], float
     Of what ``own`` has, in mappings and sequences, of any shape; ``most`` is the distance that
     rounding explains of one of these. ``saved`` has the same names at least.
     """
-    if isinstance(own, Mapping):
-        for key, value in own.items():
-            yield from other_values(f"{name}.{key}", saved[key], value, most)
-        return
-    if isinstance(own, Sequence) and len(own) == len(saved):
-        for place, value in enumerate(own):
-            yield from other_values(f"{name}.{place}", saved[place], value, most)
-        return
-    if isinstance(own, Sequence):
+    if isinstance(own, Sequence) and len(own) != len(saved):
         yield f"the checkpoint's {name} has {len(saved)} elements, not {len(own)}"
+        return
+    if isinstance(own, (Mapping, Sequence)):
+        for key in own if isinstance(own, Mapping) else range(len(own)):
+            yield from other_values(f"{name}.{key}", saved[key], own[key], most)
         return
     found, known = (torch.as_tensor(value) for value in (saved, own))
     same = found.shape == known.shape

@@ -159,26 +159,21 @@ def rebuild(run: OpenedRun, status: Status) -> Rebuilt:
     if isinstance(run.opened, str):
         return Rebuilt(unknown=run.opened)
     try:
-        stated = _stated(run, *run.opened, status)
+        return Rebuilt(_stated(run, *run.opened, status).to_json_dict())
     except (UserInputError, PrivacyError) as error:
         return Rebuilt(refused=f"the configuration cannot be run: {error}")
     except OSError as error:
         return Rebuilt(unknown=f"the statement cannot be computed anew ({error})")
-    if stated is None:
-        return Rebuilt(refused="the configuration claims no privacy")
-    return Rebuilt(stated.to_json_dict())
 
 
-def _stated(
-    run: OpenedRun, task: Task, model: FlatModel, status: Status
-) -> PrivacyStatement | None:
+def _stated(run: OpenedRun, task: Task, model: FlatModel, status: Status) -> PrivacyStatement:
     config = run.resolved.config
     if config.central is None:
         plan = run.federated[2]
-        return None if plan is None else plan.statement(plan.planned_rounds, status)
+        assert plan is not None
+        return plan.statement(plan.planned_rounds, status)
     of_examples = make_central_plan(run.resolved, task.split("train"), model)
-    if of_examples is None:
-        return None
+    assert of_examples is not None
     steps = planned = of_examples.request.steps
     if of_examples.max_steps is not None:
         steps = min(steps, of_examples.max_steps)

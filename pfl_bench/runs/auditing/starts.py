@@ -15,7 +15,7 @@ from pfl_bench.client.forward import Forward
 from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.config.schema import RunConfig
 from pfl_bench.federated.central_gradient import private_gradient
-from pfl_bench.federated.parts import FederatedParts, build_algorithm
+from pfl_bench.federated.parts import build_algorithm
 from pfl_bench.rng import Purpose, stream
 from pfl_bench.runs.auditing.kept_state import load_optimizer
 from pfl_bench.runs.auditing.opened import OpenedRun
@@ -122,22 +122,6 @@ class Starts:
             return update
         return split.poison.forge(update, user, number) * boost_of(attack, self._parts.options)
 
-    def _devices_of(self, parts: FederatedParts) -> Devices | None:
-        """Devices as the run began with them; None where users are drawn."""
-        config, traces = self.resolved.config, self._run.devices
-        if traces is None:
-            return None
-        return Devices(
-            traces=traces,
-            systems=config.systems,
-            options=config.federated,
-            local=parts.algorithm.local_training,
-            selection=self.resolved.tree["federated"]["selection"]["name"],
-            seed=config.seed,
-            sizes=self.sizes,
-            num_bytes=(parts.download_bytes, parts.upload_bytes),
-        )
-
     def _strategy(self) -> Any:
         """Numbers of correlated noise that are on record: of the ledger, or of a checkpoint."""
         recorded = (self.lines[0].get("mechanism_description") or {}).get("strategy")
@@ -160,16 +144,9 @@ class Starts:
         if not (multiplier == 0.0 or _LEAST <= multiplier <= 1.0 / _LEAST) or not cohort >= _LEAST:
             raise SkippedError("the ledger has no noise multiplier and cohort that noise has")
         setting = Setting(
-            name=name,
-            options=own.model_dump(),
-            multiplier=multiplier,
-            cohort_size=float(options.cohort_size),
-            noise_cohort_size=cohort,
-            length=len(self.initial),
-            seed=self.seed,
-            num_rounds=options.num_rounds,
-            strategy=self._strategy(),
-        )
+            name, own.model_dump(), multiplier, float(options.cohort_size), cohort,
+            len(self.initial), self.seed, options.num_rounds, self._strategy(),
+        )  # fmt: skip
         return MECHANISMS[name](setting)
 
     def at(self, step: int) -> tuple[Rule, State]:
@@ -179,7 +156,12 @@ class Starts:
         self.transforms = transforms = parts.transforms
         counts, last = np.zeros((2, len(self.sizes)), dtype=np.int64)
         optimizer = Optimizer(options.central_optimizer, len(self.initial))
-        mechanism, devices = copy.copy(self._mechanism), self._devices_of(parts)
+        mechanism, devices, config = copy.copy(self._mechanism), None, self.resolved.config
+        if self._run.devices is not None:
+            fleet = (self._run.devices, config.systems, options, algorithm.local_training)
+            selection = self.resolved.tree["federated"]["selection"]["name"]
+            num_bytes = (parts.download_bytes, parts.upload_bytes)
+            devices = Devices(*fleet, selection, config.seed, self.sizes, num_bytes)
         state = State(self.initial.clone(), mechanism, optimizer, counts, last, devices)
         if step:
             saved = self.saved(step)
@@ -205,7 +187,7 @@ class Starts:
         def trial(mean: Tensor) -> Tensor:
             return gradient(mean, copy.deepcopy(algorithm))
 
-        privacy, users = self.resolved.config.privacy, parts.split.num_users
+        privacy, users = config.privacy, parts.split.num_users
         canaries = None if privacy is None else privacy.audit
         is_own = type(algorithm).central_gradient is not Algorithm.central_gradient
         hooks = (algorithm.correction, send, gradient, trial if is_own else None)
@@ -244,8 +226,7 @@ class Starts:
 def _unknown(resolved: ResolvedConfig, rounds: int) -> str:
     """Reason why a configuration's rounds cannot be computed again; empty if they can."""
     config, options = resolved.config, resolved.config.federated
-    if options is None:
-        return "steps of example-level DP are not in the ledger"
+    assert options is not None
     if rounds > options.num_rounds:
         return "the ledger has more rounds than were configured"
     name = resolved.tree["privacy"]["mechanism"]["name"]
