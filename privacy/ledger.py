@@ -93,8 +93,11 @@ def _lines(path: Path) -> Iterator[tuple[dict[str, Any], str, int]]:
         for number, line in enumerate(stream, start=1):
             if not line.endswith(b"\n"):
                 return
-            entry = _parse(line)
-            if entry is None:
+            try:
+                entry = json_text.parse(line)
+            except (ValueError, RecursionError):
+                entry = None
+            if not isinstance(entry, dict):
                 raise LedgerError(
                     f"{path}, line {number}: not a line of a ledger; it has been damaged. Restore "
                     "the file from a copy, or start a new run folder"
@@ -102,14 +105,6 @@ def _lines(path: Path) -> Iterator[tuple[dict[str, Any], str, int]]:
             _check_line(path, number, entry, previous)
             previous = _digest(line)
             yield entry, previous, len(line)
-
-
-def _parse(line: bytes) -> dict[str, Any] | None:
-    try:
-        entry = json_text.parse(line)
-    except (ValueError, RecursionError):
-        return None
-    return entry if isinstance(entry, dict) else None
 
 
 def _check_line(path: Path, number: int, entry: dict[str, Any], previous: str) -> None:
@@ -127,7 +122,7 @@ def _check_line(path: Path, number: int, entry: dict[str, Any], previous: str) -
         )
 
 
-class Ledger:
+class Ledger(contextlib.AbstractContextManager["Ledger"]):
     """A ledger that is open for appending; close it, or use it in ``with``.
 
     In a folder that exists, the file is made, or a torn last line mended. ``last_entry`` is the
@@ -292,9 +287,6 @@ class Ledger:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
-
-    def __enter__(self) -> Ledger:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()

@@ -132,16 +132,18 @@ def audit_run(
     # A configuration that cannot be run has no rounds to compute.
     cannot_run = is_central or evidence is None or inputs.rebuilt.refused
     mode: Mode = "none" if cannot_run else recompute
-    again = recompute_run(run, inputs.private_seed, mode, seconds)
+    again = recompute_run(run, inputs.seed.value, mode, seconds)
     if mode != "none":
         checks.append(again.to_check())
     if is_central:
         again.mode, again.unit = recompute, "steps"
     if is_central and evidence is not None:
         # Batches and noise are drawn for as long again as sums are computed.
-        limits = {"none": _RECOMPUTE_SECONDS, "first": 0.0, "all": math.inf}
-        limit = limits.get(recompute, seconds / 2.0)
-        made = {check.name: check for check in recompute_dp_sgd(run, inputs, evidence, limit)}
+        limits = {"none": _RECOMPUTE_SECONDS, "first": 0.0, "all": math.inf, "sample": seconds / 2}
+        made = {
+            check.name: check
+            for check in recompute_dp_sgd(run, inputs, evidence, limits[recompute])
+        }
         checks = [*(check for check in checks if check.name not in made), *made.values()]
         again.of = len(evidence.steps)
         again.rounds = [*range(1, 1 + int(made["recomputation"].numbers.get("steps", 0)))]

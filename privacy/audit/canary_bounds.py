@@ -60,20 +60,19 @@ def canary_bounds(
             )
         found = step_bounds(trials, options, rounds, delta, compose)
         return settings | found
-    if options.kind == "one_shot":
-        settings["rests_on"] = one_shot_rests_on(options)
     scores = np.array(recorded["scores"], dtype=np.float64)
     if scores.shape != (options.count,):
         raise ValueError(f"it has {scores.size} scores of {options.count} canaries")
-    if options.kind == "one_shot" and options.seen_access == "final":
-        bound = audit_final(scores, num_parameters, delta, options.one_sided)
-        return settings | bound.to_json_dict()
     if options.kind == "one_shot":
-        # Of held-out scores only number, mean and spread count: any that have these will do.
-        null = Normal(**recorded["null_law"])
-        ramp = np.arange(options.count, dtype=np.float64)
-        held_out = null.mean + null.stddev * (ramp - ramp.mean()) / ramp.std(ddof=1)
-        bound = audit_held_out(scores, held_out, delta, options.one_sided)
+        settings["rests_on"] = one_shot_rests_on(options)
+        if options.seen_access == "final":
+            bound = audit_final(scores, num_parameters, delta, options.one_sided)
+        else:
+            # Of held-out scores only number, mean and spread count: any that have these will do.
+            null = Normal(**recorded["null_law"])
+            ramp = np.arange(options.count, dtype=np.float64)
+            held_out = null.mean + null.stddev * (ramp - ramp.mean()) / ramp.std(ddof=1)
+            bound = audit_held_out(scores, held_out, delta, options.one_sided)
         return settings | bound.to_json_dict()
     included = np.array(recorded["included"], dtype=np.bool_)
     found = guess_bounds(scores, included, options, delta, ComposedFamily(compose, rounds))

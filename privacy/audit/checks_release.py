@@ -133,12 +133,8 @@ def _compare_bounds(
     }
     configured = inputs.configured
     try:
-        compose = partial(
-            inputs.composition,
-            configured.mechanism,
-            configured.mechanism_options,
-            users_of(constants, "actual"),
-        )
+        rule = (configured.mechanism, configured.mechanism_options)
+        compose = partial(inputs.composition, *rule, users_of(constants, "actual"))
         own = canary_bounds(canaries, options, int(evidence.constant("num_parameters")), compose)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         found.problems.append(f"canaries.json is damaged: {error} ({type(error).__name__})")

@@ -80,8 +80,6 @@ def _replay(evidence: Evidence, inputs: AuditInputs) -> Replay:
 def check_private_seed(evidence: Evidence, inputs: AuditInputs) -> Finding:
     evidence.need_lines()
     record, found = inputs.seed, Finding()
-    if isinstance(record, str):
-        raise IncompleteError(record)
     places = " and ".join(record.values)
     found.add(len(set(record.values.values())) > 1, f"{places} have different seeds")
     for where, seed in record.values.items():

@@ -35,7 +35,7 @@ def check_statement(evidence: Evidence, inputs: AuditInputs) -> Finding:
     rebuilt, found = inputs.rebuilt, Finding()
     if rebuilt.unknown:
         raise IncompleteError(f"the statement cannot be computed anew: {rebuilt.unknown}")
-    record, is_here = inputs.seed, inputs.is_of_this_machine
+    nonce, is_here = inputs.seed.nonce, inputs.seed.is_of_this_machine
     stated, unknown = inputs.statement, []
     other = (
         "by other code, versions or another processor than the run's, so that it may differ "
@@ -53,7 +53,6 @@ def check_statement(evidence: Evidence, inputs: AuditInputs) -> Finding:
             found.problems.append(f"{path} is {_short(before)}, but comes to {_short(now)}")
     best = None if inputs.metrics is None else inputs.metrics.best
     notes = str(stated.get("notes"))
-    nonce = None if isinstance(record, str) else record.nonce
     for what, said in (
         ("metric that selects the model", best and best[0]),
         ("nonce that pins the noise", nonce),

@@ -77,6 +77,7 @@ STRIPPED = (
 _OBJECTS = (
     "simulated", "actual", "mechanism_options", "mechanism_description", "plugins", "statistics",
 )  # fmt: skip
+_KINDS = {**dict.fromkeys(_OBJECTS, dict), "uploads": list, "batchnorm_layers": list}
 _SIDE = dict.fromkeys(
     ("population_size", "cohort_size", "sampling_probability", "noise_multiplier", "delta")
 )
@@ -250,9 +251,7 @@ def gather(lines: Iterable[tuple[Mapping[str, Any], str]]) -> Evidence:
 
 
 def _check_kinds(constants: Mapping[str, Any], where: str) -> None:
-    kinds: dict[str, type] = dict.fromkeys(_OBJECTS, dict)
-    kinds |= dict.fromkeys(("uploads", "batchnorm_layers"), list)
-    for key, kind in kinds.items():
+    for key, kind in _KINDS.items():
         if key in constants and not isinstance(constants[key], kind):
             what = "an object" if kind is dict else "a list"
             raise LedgerError(f"{where}: '{key}' is {constants[key]!r}, but must be {what}")

@@ -140,17 +140,18 @@ class SeedRecord:
     """A run's private seed, and what it follows from."""
 
     # The seed as each file has it, and as its parts make it, by the place's name.
-    values: Mapping[str, int]
-    configured: int  # the seed of the configuration, which must not be the private one
+    values: Mapping[str, int] = field(default_factory=dict)
+    # The seed of the configuration, which must not be the private one.
+    configured: int | None = None
     # What pins the seed, which all runs of it share; None for a seed of the run's own.
-    nonce: str | int | None
-    recorded_nonce: str | int | None  # what the run has recorded as such, if it has
+    nonce: str | int | None = None
+    recorded_nonce: str | int | None = None  # what the run has recorded as such, if it has
     # What the run has recorded that its seed was derived from; None where it has not.
-    parts: Mapping[str, Any] | None
-    engine: str  # what the run has recorded that it was trained by
+    parts: Mapping[str, Any] | None = None
+    engine: str = ""  # what the run has recorded that it was trained by
     # The same parts of the configuration, the data, the model, code and machine as they are now; in
     # words, why they are not known.
-    today: Mapping[str, Any] | str
+    today: Mapping[str, Any] | str = "no seed was given"
     covers_code: bool = True  # whether the digest of today's code is of all of its files
 
     @property
@@ -160,7 +161,7 @@ class SeedRecord:
 
     @property
     def is_of_this_machine(self) -> bool:
-        """Whether code, versions and processor are those of the run."""
+        """Whether code, versions and processor are known to be those of the run."""
         if self.parts is None or isinstance(self.today, str):
             return False
         parts, today = self.parts, self.today
@@ -204,8 +205,7 @@ class AuditInputs:
     central_optimizer: CentralOptimizer | str = "the configuration's central step was not given"
     # What the recorded seed gives anew; in words, why nothing is drawn anew.
     replay: Replay | str = "no seed was given"
-    # The recorded seed and its parts; in words, why none is known.
-    seed: SeedRecord | str = "no seed was given"
+    seed: SeedRecord = SeedRecord()  # the recorded seed and its parts
     rebuilt: Rebuilt = Rebuilt(unknown="neither configuration nor data were given")
     # Files that the run's folder lacks, and what each would show.
     missing: Mapping[str, str] = field(default_factory=dict)
@@ -229,11 +229,6 @@ class AuditInputs:
         return self.statement.get("status") == "final"
 
     @property
-    def private_seed(self) -> int | None:
-        """The recorded seed; None where no file has it."""
-        return None if isinstance(self.seed, str) else self.seed.value
-
-    @property
     def rows(self) -> Sequence[Mapping[str, Any]]:
         """Lines of ``metrics.jsonl``; none without the file."""
         return () if self.metrics is None else self.metrics.rows
@@ -242,11 +237,6 @@ class AuditInputs:
     def claims_noise(self) -> bool:
         """Whether the statement claims any noise at all."""
         return as_number(self.statement.get("noise_multiplier")) > 0.0
-
-    @property
-    def is_of_this_machine(self) -> bool:
-        """Whether code, versions and processor are known to be those of the run."""
-        return not isinstance(self.seed, str) and self.seed.is_of_this_machine
 
     def as_recorded(self, constants: Mapping[str, Any]) -> AuditInputs:
         """The same, with the mechanism as a ledger's constants describe it, where they do.
@@ -291,9 +281,8 @@ def differing(
     if isinstance(first, Mapping) and isinstance(second, Mapping):
         for key in sorted({*first, *second}):
             where = f"{path}.{key}" if path else str(key)
-            yield from differing(
-                first.get(key, absent), second.get(key, absent), where, absent, near
-            )
+            one, other = (value.get(key, absent) for value in (first, second))
+            yield from differing(one, other, where, absent, near)
     elif not (
         math.isclose(as_number(first), as_number(second), rel_tol=near) or json_equal(first, second)
     ):

@@ -7,6 +7,7 @@ is incomplete.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from privacy.audit.inputs import as_number
@@ -29,10 +30,9 @@ def own_users(constants: Mapping[str, Any], label: str = "actual") -> Participat
     """Users as a scheme draws them that is not described here; None of any other."""
     if str(constants.get("sampling")) in ADJACENCY or not isinstance(constants.get(label), Mapping):
         return None
-    try:
+    with suppress(ValueError):
         return users_of(constants, label)
-    except ValueError:
-        return None
+    return None
 
 
 def users_of(constants: Mapping[str, Any], label: str) -> Participation:

@@ -82,11 +82,6 @@ class Allowed:
         """R."""
         return self.each * self.rounds + self.clients
 
-    @property
-    def of_coins(self) -> float:
-        """Distance of a coin from its chance below which rounding decides it (privunit)."""
-        return self.relative / (64.0 if self.each < FINE else 8.0)
-
     def of_moment(self, name: str, own: Tensor) -> float:
         """Distance that rounding may explain of a moment of the central optimizer, shape (P,)."""
         return math.inf if self.relative >= 1.0 else of_moment(self._disturbed, name, own)

@@ -108,10 +108,10 @@ def check_selection(
             numbers[side] = _check_side(record, evidence, inputs, side, found)
         except (ValueError, ArithmeticError, TypeError, KeyError, AttributeError) as error:
             found.add(True, f"the {side} epsilon cannot be derived: {error}")
-    chosen, seed = record.get("selected"), inputs.seed
-    if isinstance(chosen, Mapping) and not isinstance(seed, str):
+    chosen, seed = record.get("selected"), inputs.seed.configured
+    if isinstance(chosen, Mapping) and seed is not None:
         other = chosen.get("run_seed")
-        found.add(other != seed.configured, f"the run of seed {other} was selected, not this one")
+        found.add(other != seed, f"the run of seed {other} was selected, not this one")
     shown = ", ".join(f"epsilon ({side}) {value:.6g}" for side, value in numbers.items())
     trials = record.get("trials")
     name = trials.get("distribution") if isinstance(trials, Mapping) else trials

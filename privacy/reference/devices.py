@@ -102,13 +102,12 @@ class Devices:
         self.totals = {name: total + of_round[name] for name, total in self.totals.items()}
         self.now = end
         self.played = {
+            **{f"systems/{name}": number for name, number in of_round.items()},
             **{f"systems/total_{name}": total for name, total in self.totals.items()},
             "systems/total_simulated_seconds": end,
             "systems/simulated_seconds": end - start,
             "systems/selected": len(chosen),
             "systems/counted": len(took_part),
-            "systems/lost": lost,
-            "systems/stragglers": late,
             "returning": int(counts[took_part].sum()),
             "smallest_gap": number - latest if latest else math.nan,
             "largest_count": int(counts[took_part].max(initial=-1)) + 1,

@@ -84,7 +84,7 @@ class _Run:
     def __init__(
         self, run: OpenedRun, inputs: AuditInputs, evidence: Evidence, seconds: float
     ) -> None:
-        steps, seed = evidence.steps, inputs.private_seed
+        steps, seed = evidence.steps, inputs.seed.value
         noise_multiplier = as_number(inputs.statement.get("noise_multiplier"))
         if steps.missing:
             raise IncompleteError(f"the ledger does not record the steps of each epoch{STRIPPED}")

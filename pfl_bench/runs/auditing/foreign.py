@@ -81,15 +81,17 @@ def results(summary: Mapping[str, Any], measured: Collection[str]) -> Iterator[s
     yield from (f"metrics.{name}" for name in summary.get("metrics") or {} if name not in measured)
 
 
-def unasked_files(folder: Path, config: RunConfig) -> list[str]:
-    """Files of canaries, strata and devices that are there, though the configuration has none."""
+def unasked_files(folder: Path, config: RunConfig) -> Iterator[str]:
+    """Files of canaries, strata and devices of a configuration that has none, in words."""
     asked = {
         "canaries.json": config.privacy is not None and config.privacy.audit is not None,
         "strata.json": bool(config.evaluation.strata),
         TIMELINES: config.systems is not None,
         DEVICES: config.systems is not None,
     }
-    return [name for name, asks in asked.items() if not asks and (folder / name).exists()]
+    for name, asks in asked.items():
+        if not asks and (folder / name).exists():
+            yield f"{name}: no run of this configuration writes it"
 
 
 def timelines(folder: Path) -> list[str]:

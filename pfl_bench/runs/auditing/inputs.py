@@ -67,10 +67,7 @@ def gather_inputs(run: OpenedRun, statement: Mapping[str, Any]) -> AuditInputs:
     measured = foreign.measured(run, {*stated}.union(*rows or ()))
     others += () if summary is None else foreign.torn_lines(folder)
     others += foreign.replaced_lines(folder, run.recorded("resumptions"))
-    others += (
-        f"{name}: no run of this configuration writes it"
-        for name in foreign.unasked_files(folder, resolved.config)
-    )
+    others += foreign.unasked_files(folder, resolved.config)
     for file, names in (
         (METRICS_FILE, foreign.scalars(rows or (), measured)),
         ("environment.json", foreign.environment(run.environment)),

@@ -20,15 +20,13 @@ from privacy.audit.recomputed_noise import recorded_number
 from privacy.audit.rounding import is_same_sketch, of_moment
 from privacy.reference.central import Optimizer
 
+Array = NDArray[np.float64]
 # Relative: noise is recorded as the released sum less that of the data, in float64.
 _OF_NOISE = 1e-6
 
 
 def kept_problems(
-    model: FlatModel,
-    sketches: NDArray[np.float64],
-    sketch: Callable[[], NDArray[np.float64]],
-    saved: Mapping[int, Path],
+    model: FlatModel, sketches: Array, sketch: Callable[[], Array], saved: Mapping[int, Path]
 ) -> Iterator[str]:
     """Differences of the checkpoints ``saved``, by epoch, from the record, in words.
 

@@ -90,7 +90,7 @@ def check_outcome(run: OpenedRun, inputs: AuditInputs, seconds: float) -> Check:
         differing += others
     except SkippedError as error:
         text = f"its names; metrics not computed anew: {error}"
-    if differing and not inputs.is_of_this_machine and not found.problems:
+    if differing and not inputs.seed.is_of_this_machine and not found.problems:
         text = f"by other code or another machine than the run's, {'; '.join(differing)}"
         return Check(NAME, IncompleteError.outcome, _CLAIM, text)
     found.problems += differing
@@ -111,7 +111,7 @@ def _named(run: OpenedRun, inputs: AuditInputs, directions: MetricDirections) ->
     # As it is written there: what this version fills in has not decided the run.
     written = read_yaml(run.folder / "config.yaml")
     is_moved = (written.get("task") or {}).get("data") != run.resolved.tree["task"].get("data")
-    worded = {"source"} if is_moved or not inputs.is_of_this_machine else set()
+    worded = {"source"} if is_moved or not inputs.seed.is_of_this_machine else set()
     wanted = {*_OF_DATA, *(summary.get("data") or {})} - worded
     is_whole = summary.get("rounds") == inputs.configured.num_rounds
     named = {
@@ -130,7 +130,7 @@ def _named(run: OpenedRun, inputs: AuditInputs, directions: MetricDirections) ->
         and {key: inputs.canaries.get(key) for key in CANARIES_IN_SUMMARY},
         **{f"data.{key}": to_json_value(facts[key]) for key in facts if key in wanted},
     }
-    if inputs.is_of_this_machine and run.is_known_model:
+    if inputs.seed.is_of_this_machine and run.is_known_model:
         named["departure"] = getattr(model.module, "departure", "")
     return named
 

@@ -32,7 +32,7 @@ from privacy.audit.check import Check, Finding, conclude
 from privacy.audit.errors import SkippedError
 from privacy.audit.inputs import as_number
 from privacy.audit.recomputed_noise import recorded_number
-from privacy.audit.rounding import ROUNDING, Allowed
+from privacy.audit.rounding import FINE, ROUNDING, Allowed
 from privacy.ledger import read_ledger
 from privacy.plan.plan import tensor_digest
 from privacy.reference.devices import Devices
@@ -224,7 +224,8 @@ class _Work:
                 self._done.problems += (f"round {number}: {problem}" for problem in error.args)
                 return
             self._took = time.monotonic() - began
-            if made.mechanism.margin <= allowed.of_coins:
+            # A coin of privunit that is this near to its chance.
+            if made.mechanism.margin <= allowed.relative / (64.0 if allowed.each < FINE else 8.0):
                 self._done.reasons.append(f"round {number}: rounding decides a client's coin")
                 return
             line = self._run.lines[number - 1]
