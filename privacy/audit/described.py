@@ -94,6 +94,7 @@ def describe(
     constants, stated = evidence.constants, inputs.configured.description
     side: Mapping[str, Any] = constants.get(label) or {}
     name = str(constants.get("mechanism"))
+    population, cohort = (as_number(side.get(key)) for key in ("population_size", "cohort_size"))
     noise, scheme = as_number(side.get("noise_multiplier")), str(constants.get("sampling"))
     apart = int(as_number(constants.get("separation", 1)))
     most = -(-rounds // apart)
@@ -106,9 +107,8 @@ def describe(
             return f"there is no second description of the sampling scheme {scheme!r}"
     if scheme == "shuffled":
         # Full batches of one order of the examples; an example is in one of them at most.
-        batches = as_number(side.get("population_size")) // as_number(side.get("cohort_size"))
-        most = -(-rounds // max(1, int(batches)))
-    rate = as_number(side.get("cohort_size")) * apart / as_number(side.get("population_size"))
+        most = -(-rounds // max(1, int(population // cohort)))
+    rate = cohort * apart / population
     if not (math.isfinite(noise) and (scheme not in _POISSON or 0 < rate <= 1)):
         return "the recorded noise or sampling probability is no such number"
     if stated.reports == "direction":
@@ -133,9 +133,6 @@ def describe(
         fresh = _fresh(scheme, deviation / math.hypot(*column), most, rate)
         if scheme == "truncated_poisson":
             # Four standard deviations above the cohort.
-            population, cohort = (
-                as_number(side.get(key)) for key in ("population_size", "cohort_size")
-            )
             cap = min(population, math.ceil(cohort + 4.0 * math.sqrt(cohort)))
             fresh = replace(fresh, sizes=(int(population), int(cap)))
         # Mean and mean square of the features, where they are released.

@@ -127,8 +127,7 @@ class ParticipationHistory:
     """Users' participations by number and time, of which a sampler's law predicts statistics."""
 
     def __init__(self, num_users: int) -> None:
-        self._counts = np.zeros(num_users, dtype=np.int64)
-        self._last = np.zeros(num_users, dtype=np.int64)
+        self._counts, self._last = np.zeros((2, num_users), dtype=np.int64)
 
     def add(self, users: NDArray[np.int64], round_number: int) -> dict[str, int | None]:
         """Take in who was drawn in a round (from 1), shape (n,).

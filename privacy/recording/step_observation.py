@@ -99,9 +99,7 @@ class StepObserver:
         self._batch_size = float(batch_size)
         shapes = [parameter.shape for parameter in self._parameters]
         self._sketcher = StepSketcher(shapes, self._parameters[0].device)
-        self._sizes: list[int] = []
-        self._digests: list[str] = []
-        self._sketches: list[Tensor] = []
+        self._sizes, self._digests, self._sketches = list[int](), list[str](), list[Tensor]()
 
     def batches(self, drawn: Iterable[NDArray[np.int64]]) -> Iterator[NDArray[np.int64]]:
         """Hand on an epoch's batches, of shape (n,) each, with a note of each."""

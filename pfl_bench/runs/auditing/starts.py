@@ -91,16 +91,10 @@ class Starts:
                 f"dropout was drawn by the generator of another device ({run.ran_on})"
             )
         config, task = run.resolved.config, self._parts.task
-        self._learner = Learner(
-            module=self._parts.model.module,
-            read=self._read,
-            loss=task.loss,
-            transform=task.transform if isinstance(task, TransformsBatches) else None,
-            local=self._parts.algorithm.local_training,
-            seed=config.seed,
-            bfloat16=config.precision == "bfloat16",
-            channels_last=config.channels_last,
-        )
+        module, local = self._parts.model.module, self._parts.algorithm.local_training
+        transform = task.transform if isinstance(task, TransformsBatches) else None
+        shared = (module, self._read, task.loss, transform, local, config.seed)
+        self._learner = Learner(*shared, config.precision == "bfloat16", config.channels_last)
         self.initial = self._parts.model.vector.clone()
         self.sizes = np.diff(self._parts.split.offsets)
 
