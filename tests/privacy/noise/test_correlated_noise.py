@@ -33,7 +33,11 @@ from privacy.noise.factorization import (
     square_root_coefficients,
     squared_sensitivities,
 )
-from privacy.noise.tree_factorization import tree_prefix_errors, tree_squared_sensitivity
+from privacy.noise.tree_factorization import (
+    separated_tree_squared_sensitivity,
+    tree_prefix_errors,
+    tree_squared_sensitivity,
+)
 
 Array = np.ndarray[Any, Any]
 MULTIPLIER, COHORT, NOISE_COHORT, CLIP, ROUNDS = 1.5, 20.0, 100.0, 0.5, 12
@@ -176,6 +180,14 @@ def test_no_pattern_shows_more_than_is_accounted(name: str, separation: int) -> 
             event = event.event
         accounted = composed.count / event.noise_multiplier**2
         assert worst <= accounted * (1.0 + 1e-4)
+        if name in ("tree", "restarts"):
+            restart = 5 if name == "restarts" else None
+            squared = tree_squared_sensitivity(rounds, separation, restart)
+            assert accounted == pytest.approx(squared, rel=1e-12)
+            chosen = Participation.named("selected", 400, 20.0, separation, 1)
+            event = make(name, separation=separation).composition(chosen, 1.0, rounds).event
+            squared = separated_tree_squared_sensitivity(rounds, separation, 1, restart)
+            assert event.noise_multiplier**-2 == pytest.approx(squared, rel=1e-12)
         if name in ("buffers", "inverse"):
             # Exact, after all rounds and after a stop.
             assert worst == pytest.approx(accounted, rel=1e-3)
@@ -240,6 +252,31 @@ def test_a_state_is_not_changed_by_what_comes_after(name: str) -> None:
     mechanism.load_state_dict(state)
     again = mechanism.release(Aggregate.zeros(9), np.random.default_rng(3))
     assert torch.equal(again.mean_update, wanted.mean_update)
+
+
+def test_a_resumed_run_goes_on_with_the_strategy_that_was_saved() -> None:
+    """Another machine may have found other last bits; its noise and its record are of those."""
+    mechanism, aggregate = make("optimized"), Aggregate.zeros(9)
+    state = mechanism.state_dict()
+    saved = [value * (1.0 - 5e-7) for value in state["coefficients"]]
+    before = mechanism.release(aggregate, np.random.default_rng(0))
+    mechanism.load_state_dict({**state, "coefficients": saved})
+    assert mechanism.coefficients.tolist() == saved
+    after = mechanism.release(aggregate, np.random.default_rng(0))
+    assert after.update_noise_stddev > before.update_noise_stddev
+    # Not so far from its own that the settings would have to be others.
+    with pytest.raises(PrivacyError, match="strategy"):
+        wrong = [value + 3e-6 for value in state["coefficients"]]
+        make("optimized").load_state_dict({**state, "coefficients": wrong})
+
+
+@pytest.mark.parametrize("name", ["buffers", "inverse"])
+def test_rounds_beyond_those_planned_are_accounted_in_full(name: str) -> None:
+    everybody = Participation.named("full", 20, 20.0)
+    mechanism, fresh = make(name, separation=1), make(name, separation=1)
+    mechanism.composition(everybody, 1.0, ROUNDS)
+    composed = mechanism.composition(everybody, 1.0, 3 * ROUNDS)
+    assert composed == fresh.composition(everybody, 1.0, 3 * ROUNDS)
 
 
 def test_a_damaged_or_foreign_state_is_refused() -> None:
@@ -432,10 +469,14 @@ def test_plans_that_make_no_sense_are_refused() -> None:
         banded.build(banded.Options(clip_norm=1.0, bands=11), noise)
     with pytest.raises(PlanError, match="restart_every is 11"):
         tree.build(tree.Options(clip_norm=1.0, restart_every=11), noise)
+    banded.build(banded.Options(clip_norm=1.0, bands=10), noise)
+    tree.build(tree.Options(clip_norm=1.0, restart_every=10), noise)
     other = Participation.named("cyclic_poisson", 400, 10.0, 5)
     for name in ("optimized", "tree"):
         with pytest.raises(PlanError, match="built for a separation of 4"):
             make(name).composition(other, 1.0, 3)
+        own = Participation.named("cyclic_poisson", 400, 10.0, 4)
+        assert make(name).composition(own, 1.0, 0).count == 0
         mechanism = make(name, rounds=ROUNDS)
         for number in range(ROUNDS):
             mechanism.release(Aggregate.zeros(2), np.random.default_rng(number))

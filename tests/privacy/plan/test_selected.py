@@ -190,7 +190,7 @@ def test_the_sensitivity_of_bands_is_that_of_the_worst_pattern(separation: int, 
             "optimized": optimized_coefficients(rounds, 3),
             "flat": np.full(3, 0.5),
             "rising": np.array([0.3, 0.5, 0.9]),
-            "late": np.array([0.9, 0.1, 0.8]),
+            "late": np.array([0.9, 0.0, 0.8]),
         }.items():
             found = separated_squared_sensitivity(coefficients, separation, count, rounds)
             wanted = worst(toeplitz(coefficients, rounds), rounds, separation, count)
