@@ -205,7 +205,7 @@ def _filter(
 
     answer: NDArray[np.float64]
     if len(denominator) == 1 and len(numerator) > _LONG:
-        answer = fftconvolve(signal, numerator / denominator[0])[: len(signal)]
+        answer = fftconvolve(signal, numerator)[: len(signal)]
         return answer
     answer = lfilter(numerator, denominator, signal)
     return answer

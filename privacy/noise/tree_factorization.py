@@ -120,7 +120,7 @@ def separated_tree_squared_sensitivity(
     worst case by a little for more, as all levels are taken at their worst at once.
     """
     check_count("separation", separation)
-    size = min(restart_every or rounds, rounds)
+    size = restart_every or rounds
     trees, rest = divmod(rounds, size) if rounds else (0, 0)
     total = 0
     for level in range(int(size).bit_length()):

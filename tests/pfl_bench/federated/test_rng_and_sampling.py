@@ -11,7 +11,7 @@ from scipy import stats
 from pfl_bench.federated.sampling import Sampler, build_sampler
 from pfl_bench.rng import Purpose, seed_torch, stream
 from pfl_bench.types import ConfigError
-from privacy.sampling_scheme import scheme_named
+from privacy.sampling_scheme import Participation, scheme_named
 
 
 def test_a_stream_is_named_by_all_of_its_parts() -> None:
@@ -104,6 +104,14 @@ def test_cyclic_rounds_of_one_user_are_apart_by_a_multiple_of_the_separation() -
     assert all(gap % 10 == 0 and gap > 0 for gap in gaps)
     # 20 cycles at q_g = 20 * 10 / 400: each user is in about 10 rounds; 4,000 draws in all.
     assert sum(map(len, seen.values())) == pytest.approx(4000, abs=4 * math.sqrt(400 * 20 / 4))
+
+
+def test_groups_are_drawn_uniformly() -> None:
+    users = Participation.named("cyclic_poisson", 4000, 20, 10)
+    groups = users.scheme.assign(users, np.random.default_rng(0))
+    assert groups is not None
+    # Binomial(4000, 0.1): four standard deviations are 76.
+    assert np.abs(np.bincount(groups, minlength=10) - 400).max() < 76
 
 
 def test_a_user_more_changes_no_other_user_s_group() -> None:

@@ -123,6 +123,7 @@ def test_noise_is_calibrated_to_its_tolerance() -> None:
 def test_a_cohort_of_everybody_is_never_cut() -> None:
     whole = epsilon(20, 20, 5.0, 30, "truncated_poisson")
     assert whole == pytest.approx(epsilon(20, 20, 5.0, 30, "full"), rel=1e-3)
+    assert users_of(20, 20).scheme.largest_cohort(users_of(20, 20)) == 20
 
 
 @pytest.mark.parametrize("accountant", ["rdp", "prv"])

@@ -265,8 +265,8 @@ def test_a_resumed_run_goes_on_with_the_strategy_that_was_saved() -> None:
     after = mechanism.release(aggregate, np.random.default_rng(0))
     assert after.update_noise_stddev > before.update_noise_stddev
     # Not so far from its own that the settings would have to be others.
+    wrong = [value + 3e-6 for value in state["coefficients"]]
     with pytest.raises(PrivacyError, match="strategy"):
-        wrong = [value + 3e-6 for value in state["coefficients"]]
         make("optimized").load_state_dict({**state, "coefficients": wrong})
 
 

@@ -19,7 +19,7 @@ from privacy.errors import PlanError, PrivacyError
 from privacy.mechanism import NoiseScale
 from privacy.mechanisms import banded_inverse_square_root as bisr
 from privacy.mechanisms import buffered_toeplitz as blt
-from privacy.noise.buffered_toeplitz import buffered_errors, optimized_buffers
+from privacy.noise.buffered_toeplitz import _strategy, buffered_errors, optimized_buffers
 from privacy.noise.factorization import (
     prefix_errors,
     separated_squared_sensitivity,
@@ -110,6 +110,13 @@ def test_no_pattern_of_selected_users_is_worse(column: str, separation: int, mos
     most = min(most, -(-rounds // separation))
     own = separated_squared_sensitivity(first, separation, most, rounds)
     assert own == pytest.approx(worst, rel=1e-12)
+
+
+def test_each_buffer_keeps_its_own_weight() -> None:
+    """Whatever the order in which the optimizer finds them."""
+    one, other = (_strategy(np.array(found), 20) for found in ([1, 3, -1, -2], [3, 1, -2, -1]))
+    assert one == other
+    assert one.decays[0] < one.decays[1]
 
 
 def test_long_columns_are_convolved_alike() -> None:

@@ -103,6 +103,8 @@ def test_a_user_is_in_no_more_rounds_than_cap_and_separation_allow() -> None:
         participation = Participation.named("selected", 1000, 20, separation, cap)
         assert participation.most_participations(ROUNDS) == count
         assert participation.most_participations(0) == 0
+    # A run may have fewer rounds than the separation, and then needs no more users.
+    assert Participation.named("selected", 1000, 900, 3).most_participations(2) == 1
 
 
 @pytest.mark.parametrize("cap", [1, 2, 5])

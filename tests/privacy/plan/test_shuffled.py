@@ -97,7 +97,9 @@ def test_batches_of_an_epoch_are_disjoint_and_of_one_size() -> None:
         order = scheme.assign(users, rng)
         epoch = np.concatenate([scheme.draw(users, rng, step, order) for step in range(1, 11)])
         assert len(np.unique(epoch)) == len(epoch) == 100
+        assert np.array_equal(epoch[:10], np.sort(order[:10]))
         left[np.setdiff1d(np.arange(103), epoch)] += 1
+    assert Participation.named("poisson", 103, 10).scheme.rounds_of_epoch(users) == 11
     # Who is left out is drawn anew: of 900 places, none has far more than its 9.
     assert left.max() < 30
     assert [users.most_participations(steps) for steps in (0, 1, 10, 11, 20)] == [0, 1, 1, 2, 2]
