@@ -14,7 +14,7 @@ from scipy import stats
 from privacy.aggregate import Aggregate
 from privacy.clipping import MAX_CLIP_NORM, MIN_CLIP_NORM
 from privacy.errors import PlanError, PrivacyError
-from privacy.mechanism import Mechanism, NoiseScale
+from privacy.mechanism import Mechanism, NoiseScale, noised_mean
 from privacy.mechanisms import adaptive_gaussian, gaussian, none
 from privacy.mechanisms.adaptive_gaussian import split_noise
 
@@ -50,6 +50,13 @@ def test_update_noise_has_the_scale_that_is_accounted(name: str) -> None:
     assert release.update_noise_stddev == pytest.approx(wanted)
     assert mechanism.update_noise_multiplier == pytest.approx(on_update)
     assert_scale(release.mean_update.numpy() * COHORT, wanted)
+
+
+@pytest.mark.parametrize("length", [1, 65_537])
+def test_every_element_is_noised_where_the_noise_is_drawn_in_pieces(length: int) -> None:
+    mean = noised_mean(torch.ones(length), 3.0, 2.0, np.random.default_rng(5))
+    noise = (3.0 * np.random.default_rng(5).standard_normal(length)).astype(np.float32)
+    assert torch.equal(mean, (torch.from_numpy(noise) + 1.0) / 2.0)
 
 
 def test_count_noise_has_the_scale_that_is_accounted() -> None:
@@ -126,6 +133,7 @@ def test_workers_merge_to_what_one_would_have(name: str) -> None:
     generator = torch.Generator().manual_seed(6)
     updates = [torch.randn(30, generator=generator) * 0.1 for _ in range(6)]
     updates[4][0] = math.nan
+    updates[5] *= 2.0
     alone, workers = Aggregate.zeros(30), [Aggregate.zeros(30), Aggregate.zeros(30)]
     for index, update in enumerate(updates):
         mechanism.accumulate(alone, update, 1.0)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import mpmath
@@ -176,6 +178,16 @@ def test_inner_products_have_the_law_that_is_claimed(dimension: int, epsilon: fl
     if count < drawn.size - 20:
         outside = (beyond(drawn[~in_cap]) - cap) / (1.0 - cap)
         assert stats.kstest(outside, "uniform").pvalue > 1e-3
+
+
+@pytest.mark.parametrize("chosen", [True, False])
+def test_no_rounding_takes_a_draw_over_the_edge_of_the_cap(chosen: bool) -> None:
+    for dimension, epsilon in itertools.product((2, 3, 50, 7850, 500_000), (0.5, 1.0, 4.0, 9.0)):
+        plan = design(epsilon, dimension)
+        # The draw that is next to the edge.
+        draws = iter([0.0, 0.0] if chosen else [math.nextafter(1.0, 0.0)] * 2)
+        rng: Any = SimpleNamespace(random=lambda draws=draws: next(draws))
+        assert (draw_inner_product(plan, rng) >= plan.threshold) == chosen
 
 
 def unit(dimension: int, seed: int) -> np.ndarray[Any, Any]:
