@@ -255,6 +255,7 @@ def test_plans_are_within_the_budget_in_both_settings(scheme: str, accountant: s
     assert statement.actual.epsilon == statement.simulated.epsilon
 
 
-def test_a_plan_with_another_noise_cohort_is_refused() -> None:
+@pytest.mark.parametrize("cohort", [1, 200])
+def test_a_plan_with_another_noise_cohort_is_refused(cohort: int) -> None:
     with pytest.raises(PlanError, match="leave noise_cohort_size out"):
-        make_plan(request(noise_cohort_size=200))
+        make_plan(request(noise_cohort_size=cohort))
