@@ -18,7 +18,7 @@ from pfl_bench.federated import parts
 from pfl_bench.rng import Purpose, torch_seed
 from pfl_bench.runs.audit import RunAudit, audit_run
 from pfl_bench.runs.auditing import dp_sgd as recomputed
-from pfl_bench.runs.checkpoint import load, save_checkpoint, steps_saved
+from pfl_bench.runs.checkpoint import steps_saved
 from pfl_bench.runs.runner import run
 from pfl_bench.trainers import central, dp_sgd
 from pfl_bench.trainers.central import CentralTrainer
@@ -281,17 +281,29 @@ def of_sums(patch: Patch) -> None:
     patch.setattr(dp_sgd, "clipped_sums", sums)
 
 
-def test_a_buffer_that_the_model_does_not_have_fails(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["x", "0.numbers"])
+def test_a_buffer_that_the_model_does_not_have_fails(
+    name: str, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    begin = torch.nn.Flatten.__init__
+
+    def with_numbers(self: torch.nn.Flatten) -> None:
+        begin(self)
+        self.register_buffer("numbers", torch.arange(3))
+
+    monkeypatch.setattr(torch.nn.Flatten, "__init__", with_numbers)
     run(small(checkpoint={"every": 1}), tmp_path)
-    checkpoints = tmp_path / "checkpoints"
-    step, path = max(steps_saved(checkpoints).items())
-    state = {k: v for k, v in load(path).items() if k not in ("version", "step", "sha256")}
-    state["trainer"].setdefault("buffers", {})["x"] = torch.zeros(3)
-    save_checkpoint(checkpoints, step, state, 9)
+    assert evidence_of(audit_run(tmp_path))["recomputation"][0] == "passed"
+    _, path = max(steps_saved(tmp_path / "checkpoints").items())
+
+    def change(state: dict[str, Any]) -> None:
+        state["trainer"]["buffers"][name] = torch.zeros(3, dtype=torch.int64)
+
+    change_checkpoint(path, change)
     failed = {
         check.name: check for check in audit_run(tmp_path).checks if check.outcome == "failed"
     }
-    assert "another buffer 'x' than the model" in failed["recomputation"].evidence
+    assert f"another buffer '{name}' than the model" in failed["recomputation"].evidence
 
 
 @pytest.mark.parametrize("killed", [False, True])
