@@ -110,9 +110,14 @@ class _Run:
         self._forward = Forward(model.module, task, model.device)
         model.module.train()
         per_epoch = steps.counts[0]
-        size, clip_norm = central.batch_size, resolved.tree["privacy"]["mechanism"]["clip_norm"]
-        claim = (size, per_epoch, central.sampling, clip_norm, noise_multiplier)
-        self.settings = Settings(self._split.num_examples, *claim)
+        self.settings = Settings(
+            num_examples=self._split.num_examples,
+            batch_size=central.batch_size,
+            steps_per_epoch=per_epoch,
+            sampling=central.sampling,
+            clip_norm=resolved.tree["privacy"]["mechanism"]["clip_norm"],
+            noise_multiplier=noise_multiplier,
+        )
         released = starts.release_statistics(resolved.config, self._split, self._forward, seed)
         self._reference = DpSgd(self.settings, model.module, task.loss)
         self._sketcher = StepSketcher(self._reference.shapes, model.device)

@@ -91,10 +91,16 @@ class Starts:
                 f"dropout was drawn by the generator of another device ({run.ran_on})"
             )
         config, task = run.resolved.config, self._parts.task
-        module, local = self._parts.model.module, self._parts.algorithm.local_training
-        transform = task.transform if isinstance(task, TransformsBatches) else None
-        shared = (module, self._read, task.loss, transform, local, config.seed)
-        self._learner = Learner(*shared, config.precision == "bfloat16", config.channels_last)
+        self._learner = Learner(
+            module=self._parts.model.module,
+            read=self._read,
+            loss=task.loss,
+            transform=task.transform if isinstance(task, TransformsBatches) else None,
+            local=self._parts.algorithm.local_training,
+            seed=config.seed,
+            bfloat16=config.precision == "bfloat16",
+            channels_last=config.channels_last,
+        )
         self.initial = self._parts.model.vector.clone()
         self.sizes = np.diff(self._parts.split.offsets)
 
@@ -138,9 +144,16 @@ class Starts:
         if not (multiplier == 0.0 or _LEAST <= multiplier <= 1.0 / _LEAST) or not cohort >= _LEAST:
             raise SkippedError("the ledger has no noise multiplier and cohort that noise has")
         setting = Setting(
-            name, own.model_dump(), multiplier, float(options.cohort_size), cohort,
-            len(self.initial), self.seed, options.num_rounds, self._strategy(),
-        )  # fmt: skip
+            name=name,
+            options=own.model_dump(),
+            multiplier=multiplier,
+            cohort_size=float(options.cohort_size),
+            noise_cohort_size=cohort,
+            length=len(self.initial),
+            seed=self.seed,
+            num_rounds=options.num_rounds,
+            strategy=self._strategy(),
+        )
         return MECHANISMS[name](setting)
 
     def at(self, step: int) -> tuple[Rule, State]:
@@ -152,10 +165,16 @@ class Starts:
         optimizer = Optimizer(options.central_optimizer, len(self.initial))
         mechanism, devices, config = copy.copy(self._mechanism), None, self.resolved.config
         if self._run.devices is not None:
-            fleet = (self._run.devices, config.systems, options, algorithm.local_training)
-            selection = self.resolved.tree["federated"]["selection"]["name"]
-            num_bytes = (parts.download_bytes, parts.upload_bytes)
-            devices = Devices(*fleet, selection, config.seed, self.sizes, num_bytes)
+            devices = Devices(
+                traces=self._run.devices,
+                systems=config.systems,
+                options=options,
+                local=algorithm.local_training,
+                selection=self.resolved.tree["federated"]["selection"]["name"],
+                seed=config.seed,
+                sizes=self.sizes,
+                num_bytes=(parts.download_bytes, parts.upload_bytes),
+            )
         state = State(self.initial.clone(), mechanism, optimizer, counts, last, devices)
         if step:
             saved = self.saved(step)
