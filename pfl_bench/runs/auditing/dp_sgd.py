@@ -134,10 +134,11 @@ class _Run:
         # By their epoch: with the first step, the starts among which the time for sums is shared.
         self._saved = saved = steps_saved(run.folder / "checkpoints")
         self._checkpoints = {e: path for e, path in saved.items() if e * per_epoch < len(steps)}
-        problems, recorded = self._found["recomputation"].problems, evidence.constants
-        problems += statistics_problems(recorded.get("statistics"), released, saved)
+        problems = self._found["recomputation"].problems
+        statistics = evidence.constants.get("statistics")
+        problems += statistics_problems(statistics, released)
         after = steps.sketches("parameters")[per_epoch - 1 :: per_epoch]
-        problems += kept_problems(model, after, self._sketch, saved)
+        problems += kept_problems(model, after, self._sketch, saved, statistics)
         self._begin()
         self._share = seconds / (1 + len(self._checkpoints))
 

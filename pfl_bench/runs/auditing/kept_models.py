@@ -26,18 +26,25 @@ _OF_NOISE = 1e-6
 
 
 def kept_problems(
-    model: FlatModel, sketches: Array, sketch: Callable[[], Array], saved: Mapping[int, Path]
+    model: FlatModel,
+    sketches: Array,
+    sketch: Callable[[], Array],
+    saved: Mapping[int, Path],
+    statistics: Any,
 ) -> Iterator[str]:
     """Differences of the checkpoints ``saved``, by epoch, from the record, in words.
 
     The ledger has the ``sketches`` of the parameters after each epoch, shape (E, k), by which the
     steps are followed, and of which a digest says nothing. ``sketch`` gives that of the parameters
-    that the model has, shape (k,); they are the same afterwards. No step moves buffers.
+    that the model has, shape (k,); they are the same afterwards. No step moves buffers. Each
+    checkpoint repeats what the ledger has of released ``statistics``, None for none.
     """
     own, before = dict(model.module.named_buffers()), model.vector.clone()
     for epoch, path in saved.items():
         state = load(path)
         best = state.get("best") or {}
+        if not json_equal(to_json_value(state["trainer"].get("statistics")), statistics):
+            yield f"the checkpoint of epoch {epoch} has other statistics than the ledger"
         for number, holder, key in (
             (epoch, state["trainer"], "central"),
             (best.get("index", 0), best, "vector"),
@@ -65,23 +72,14 @@ def kept_problems(
     model.vector.copy_(before)
 
 
-def statistics_problems(
-    recorded: Any, own: Mapping[str, Mapping[str, float]], saved: Mapping[int, Path]
-) -> Iterator[str]:
-    """Numbers of the noise of released statistics that are not its ``own``, in words.
-
-    ``recorded`` is what the ledger has of them, which the checkpoints ``saved``, by epoch, repeat.
-    """
+def statistics_problems(recorded: Any, own: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
+    """Numbers ``recorded`` of the noise of released statistics that are not its own, in words."""
     for name, numbers in own.items():
         found = recorded.get(name) if isinstance(recorded, Mapping) else None
         part = found if isinstance(found, Mapping) else {}
         for key, number in numbers.items():
             what = f"noise of the {name} of statistics: its {key.replace('_', ' of ')}"
             yield from recorded_number(what, part, key, number, _OF_NOISE * number)
-    for epoch, path in saved.items():
-        kept = load(path)["trainer"].get("statistics")
-        if not json_equal(to_json_value(kept), recorded):
-            yield f"the checkpoint of epoch {epoch} has other statistics than the ledger"
 
 
 def kept_moments(path: Path, optimizer: Optimizer, disturbed: Optimizer) -> Iterator[str]:
