@@ -127,11 +127,13 @@ def bounds_of(described: Described, delta: float, near: float) -> Bounds:
         steps = bounds_of(replace(described, beside=()), delta, near)
         return Bounds(max(steps.lower, epsilon_of_mu(math.sqrt(apart), delta)), math.inf)
     if kind == "answers":
-        return Bounds(*[referee.answers_epsilon(noise, count, delta)] * 2)
+        epsilon = referee.answers_epsilon(noise, count, delta)
+        return Bounds(epsilon, epsilon)
     if kind == "gaussian" or (rate == 1.0 and kind in ("sampled gaussian", "fixed-size gaussian")):
         # A replaced user moves the sum by two bounds.
         moved = 2.0 if kind == "fixed-size gaussian" else 1.0
-        return Bounds(*[epsilon_of_mu(math.sqrt(count * (moved / noise) ** 2 + apart), delta)] * 2)
+        epsilon = epsilon_of_mu(math.sqrt(count * (moved / noise) ** 2 + apart), delta)
+        return Bounds(epsilon, epsilon)
     if kind == "fixed-size gaussian":
         # The pair of data sets where all others send the opposite of what the user sends.
         losses = referee.sampled_gaussian_losses(rate, noise / 2.0, count, delta)
