@@ -283,9 +283,9 @@ def test_dropout_and_running_statistics_are_a_client_s_own() -> None:
         size = int(train.offsets[client + 1] - train.offsets[client])
         assert module.steps == 3 * math.ceil(size / 4)
         own = ids.index(train.client_ids()[client])
-        judge = val.read_range(*val.offsets[own : own + 2].tolist())
+        held_out = val.read_range(*val.offsets[own : own + 2].tolist())
         with torch.no_grad():
-            loss = float(task.loss(module(judge.inputs), judge.targets))
+            loss = float(task.loss(module(held_out.inputs), held_out.targets))
         assert loss == pytest.approx(float(losses[client]))
     # The round of this one has not come.
     local.personalise(train, 11)
