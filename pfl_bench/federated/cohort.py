@@ -243,7 +243,8 @@ class CohortTraining:
 def _client_watch(parts: FederatedParts, mechanism: Mechanism, is_alone: bool) -> ClientWatch:
     """Watch what clients' updates go through: of several processes, and of a private run."""
     transforms = {parts.name_of(key): part for key, part in parts.transforms.items()}
-    clients = {**transforms, parts.name_of("algorithm"): parts.algorithm}
+    # Its transform has its name.
+    clients = {**transforms, f"{parts.name_of('algorithm')} itself": parts.algorithm}
     if is_alone:
         return ClientWatch(
             clients if mechanism.is_private else {},

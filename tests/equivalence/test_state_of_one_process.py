@@ -108,6 +108,54 @@ class Own(Compression):
     def compress(self, update, user, round_index):
         return torch.mul(update, 0.5, out=self.half)
 """
+IN_PLACE = """
+class Own(Compression):
+    def __init__(self, options, num_parameters, seed):
+        super().__init__(num_parameters, 2 * num_parameters)
+        self.sum = torch.zeros(num_parameters)
+
+    def compress(self, update, user, round_index):
+        return self.sum.add_(update).clone()
+"""
+LATE = """
+class Own(Compression):
+    def __init__(self, options, num_parameters, seed):
+        super().__init__(num_parameters, 2 * num_parameters)
+
+    def compress(self, update, user, round_index):
+        self.first = self.__dict__.get("first", update.clone())
+        return self.first
+"""
+# The transform knows the algorithm by its class alone.
+TELLS = """
+class Tells(UpdateTransform):
+    def send(self, upload, result, round_index):
+        Own.own.seen = result.update.clone()
+        return upload
+
+
+class Own(Algorithm):
+    def __init__(self, options, local_training):
+        self.local_training = local_training
+        self.transform = Tells()
+        Own.own = self
+"""
+# A transform that is no attribute of the object.
+SHARED = """
+class Sums(UpdateTransform):
+    sum = 0.0
+
+    def send(self, upload, result, round_index):
+        self.sum = self.sum + result.update
+        return replace(upload, update=self.sum)
+
+
+class Own(Algorithm):
+    transform = Sums()
+
+    def __init__(self, options, local_training):
+        self.local_training = local_training
+"""
 CENTRE = "changed at the centre, between two rounds or on resuming, which the other processes"
 REFUSED = {
     "remembers": (
@@ -170,11 +218,22 @@ def test_state_of_a_run_that_one_process_began_is_refused(folder: Path, tmp_path
     assert state["step"] == 3
 
 
+@pytest.mark.parametrize(
+    ("key", "code", "name"),
+    [
+        ("compression", REMEMBERS, "sums"),
+        ("compression", IN_PLACE, "sum"),
+        ("compression", LATE, "first"),
+        ("algorithm", TELLS, "seen"),
+        ("algorithm", SHARED, "sum"),
+    ],
+    ids=["remembers", "in place", "late", "tells", "shared"],
+)
 def test_a_memory_of_clients_in_a_private_run_is_refused_before_anything_is_released(
-    folder: Path, tmp_path: Path
+    key: str, code: str, name: str, folder: Path, tmp_path: Path
 ) -> None:
-    changes = use(folder, "compression", REMEMBERS)
-    with pytest.raises(PluginError, match=r"'sums' changed while .* which no mechanism covers"):
+    changes = use(folder, key, code)
+    with pytest.raises(PluginError, match=f"'{name}' changed while .* which no mechanism covers"):
         run(small("private_federated", **changes), tmp_path / "run")
     assert not (tmp_path / "run" / "ledger.jsonl").read_text()
 
