@@ -18,7 +18,7 @@ from pfl_bench import plugins
 from pfl_bench.types import PluginError
 from privacy.aggregate import Aggregate
 from privacy.clipping import NORMS
-from privacy.mechanism import NoiseScale
+from privacy.mechanism import Mechanism, NoiseScale
 
 # What a user sends, in multiples of nothing: small, usual, huge, not a number.
 _SIZES = (1e-3, 1.0, 1e6, float("nan"))
@@ -41,6 +41,7 @@ def module_checks(
     if kind is plugins.MECHANISM:
         yield "description", lambda: _description(name)
         yield "sensitivity", lambda: _sensitivity(name, given)
+        yield "empty cohort", lambda: _empty_cohort(name, given)
     if kind is plugins.METRIC:
         yield "directions", lambda: _directions(name)
     if kind is plugins.TASK:
@@ -89,8 +90,7 @@ def _description(name: str) -> str:
 
 def _sensitivity(name: str, given: BaseModel | None) -> str:
     """Neighbouring sums: one user more moves the sum by at most the bound."""
-    options = given or _defaults(plugins.MECHANISM, name)
-    mechanism = plugins.build(plugins.MECHANISM, name, options, NoiseScale(1.0, 20, 20, 10))
+    options, mechanism = _built(name, given)
     # What the row asks for, where it names a bound; not what the mechanism makes of it.
     bound = getattr(options, "clip_norm", mechanism.clip_norm)
     if mechanism.description.randomizes_clients or bound is None:
@@ -112,6 +112,27 @@ def _sensitivity(name: str, given: BaseModel | None) -> str:
             )
         most = max(most, distance)
     return f"a user moves the sum by at most {most:.6g}, and the bound is {bound:g}"
+
+
+def _empty_cohort(name: str, given: BaseModel | None) -> str:
+    """A round without users is noised as any other."""
+    _, mechanism = _built(name, given)
+    if mechanism.description.randomizes_clients or not mechanism.is_private:
+        raise SkippedError("clients send noised reports, or nothing is noised")
+    released = mechanism.release(Aggregate.zeros(64), np.random.default_rng(2)).mean_update
+    if not released.any():
+        raise PluginError(
+            "the release of an empty cohort has no noise, which shows that nobody took part; "
+            "noise the sum in release, whatever it is"
+        )
+    return "noised"
+
+
+def _built(name: str, given: BaseModel | None) -> tuple[BaseModel, Mechanism]:
+    """A mechanism, and its options: those of a row, or the defaults."""
+    options = given or _defaults(plugins.MECHANISM, name)
+    noise = NoiseScale(1.0, 20, 20, 10)
+    return options, plugins.build(plugins.MECHANISM, name, options, noise)
 
 
 def _defaults(kind: plugins.PluginKind, name: str) -> BaseModel:

@@ -64,7 +64,8 @@ def test_one_of_each_kind_in_an_empty_folder_runs_is_killed_resumed_audited_and_
         for check in ("configuration", "run", "kill and resume", "report"):
             assert outcomes[row, check] == "passed"
         assert outcomes[row, "audit"] == ("skipped" if kind in PUBLIC else "passed")
-    assert outcomes["mechanism my_mechanism", "sensitivity"] == "passed"
+    for check in ("sensitivity", "empty cohort"):
+        assert outcomes["mechanism my_mechanism", check] == "passed"
     for check in ("batches", "merge"):
         assert outcomes["row rows/my_metric", check] == "passed"
     assert outcomes["task my_task", "data"] == "passed"
@@ -126,6 +127,10 @@ BROKEN = {
     "little_noise": (
         "mechanism", [("math.sqrt(self._num_servers)", "self._num_servers")],
         "row rows/mine: audit", "noise",
+    ),
+    "quiet_when_empty": (
+        "mechanism", [("stddev / math.sqrt(", "bool(aggregate.total.any()) * stddev / math.sqrt(")],
+        "mechanism mine: empty cohort", "shows that nobody took part",
     ),
     "mean_of_batches": (
         "metric", [("self._count += len(targets)", "self._count += 1")],
