@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import io
 import random
 from collections.abc import Iterator, Mapping, MutableMapping, MutableSequence, MutableSet
 from dataclasses import is_dataclass
@@ -22,7 +21,7 @@ from pfl_bench.types.state import attributes, is_plain
 # What changes as it is used, and is not among what ``Stateful`` can save.
 _UNSAVABLE = (
     torch.Generator, torch.optim.Optimizer, torch.nn.Module,
-    np.random.Generator, np.random.RandomState, random.Random, io.IOBase,
+    np.random.Generator, np.random.RandomState, random.Random,
     Iterator, MutableMapping, MutableSequence, MutableSet,
 )  # fmt: skip
 # Calls do not change these, or ``Stateful`` saves what they change.

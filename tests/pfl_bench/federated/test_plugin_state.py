@@ -6,9 +6,12 @@ Each is one file that the test writes into a folder of its own, and the plug-ins
 from __future__ import annotations
 
 import importlib
+import io
+import random
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -19,7 +22,7 @@ import torch
 
 from pfl_bench import plugins
 from pfl_bench.config.loading import ResolvedConfig
-from pfl_bench.federated.state_watch import StateWatch
+from pfl_bench.federated.state_watch import ClientWatch, StateWatch
 from pfl_bench.runs.audit import audit_run
 from pfl_bench.runs.runner import run
 from pfl_bench.types import PluginError, Stateful
@@ -416,3 +419,105 @@ def test_changes_inside_helper_objects_and_in_place_are_seen() -> None:
     part.helper.total += 1
     with pytest.raises(PluginError, match="its attribute 'helper' changed in round 1"):
         watch.check(1)
+
+
+class Keeps(Stateful):
+    """Keeps what it is given."""
+
+    def __init__(self, value: Any) -> None:
+        self.kept = [value]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.nn.Linear(1, 1),
+        np.random.default_rng(0),
+        np.random.RandomState(0),
+        random.Random(0),
+        io.StringIO(),
+        Counter(),
+        deque([1]),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_each_kind_that_changes_as_it_is_used_is_refused(value: Any) -> None:
+    with pytest.raises(PluginError, match=f"'kept' is a {type(value).__name__}, which changes"):
+        StateWatch({"it": Keeps(value)})
+
+
+class Draws(Stateful):
+    """Draws by generators, and writes its state itself, but for what it lacks."""
+
+    def __init__(self, lacks: str) -> None:
+        self._rng = np.random.default_rng(0)
+        self._coins = torch.Generator()
+        self._total = torch.zeros(2)
+        self._rounds: set[int] = set()
+        self._lacks = lacks
+
+    def state_dict(self) -> dict[str, Any]:
+        rng, coins = self._rng.bit_generator.state, self._coins.get_state()
+        state: dict[str, Any] = {"rng": rng, "coins": coins, "sums": {"all": [self._total]}}
+        state["rounds"] = sorted(self._rounds)
+        return {key: value for key, value in state.items() if key != self._lacks}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Nobody calls it."""
+
+    def draw(self) -> None:
+        self._total += torch.rand(2, generator=self._coins) + self._rng.random()
+        self._rounds.add(1)
+
+
+@pytest.mark.parametrize(
+    ("lacks", "name"),
+    [
+        ("nothing", ""),
+        ("rng", "_rng"),
+        ("coins", "_coins"),
+        ("sums", "_total"),
+        ("rounds", "_rounds"),
+    ],
+)
+def test_a_state_of_its_own_may_hold_generators_and_must(lacks: str, name: str) -> None:
+    part = Draws(lacks)
+    watch = StateWatch({"it": part})
+    watch.begin()
+    part.draw()
+    if not name:
+        watch.check(1)
+        return
+    with pytest.raises(PluginError, match=f"its attribute '{name}' changed in round 1"):
+        watch.check(1)
+
+
+class Sees(Stateful):
+    """Sees clients train."""
+
+    def __init__(self) -> None:
+        self.norms = [1.0]
+        self.users = {3: 1.0}
+        self.last = torch.zeros(2)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("norms", lambda part: part.norms.append(2.0)),
+        ("users", lambda part: part.users.pop(3)),
+        ("last", lambda part: part.last.add_(1.0)),
+        ("first", lambda part: setattr(part, "first", 1.0)),
+    ],
+    ids=["longer", "shorter", "in place", "new"],
+)
+def test_each_change_while_clients_are_trained_is_seen(
+    name: str, change: Callable[[Sees], object]
+) -> None:
+    part = Sees()
+    watch = ClientWatch({"it": part}, {}, "which is wrong")
+    watch.begin()
+    watch.check()
+    change(part)
+    with pytest.raises(PluginError, match=f"its attribute '{name}' changed while clients were"):
+        watch.check()
