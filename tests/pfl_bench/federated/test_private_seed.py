@@ -182,6 +182,8 @@ def test_central_training_is_resumed_under_its_own_seed_alone(
 def test_a_nonce_pins_the_seed_whatever_else_changes() -> None:
     one = make_config("private_federated", privacy__nonce=7)
     assert seed_of(one) == seed_of(one, "other", "other", "mps", "vectorized")
+    zero = make_config("private_federated", privacy__nonce=0)
+    assert seed_of(zero) == seed_of(zero, "other")
     rounds = make_config("private_federated", privacy__nonce=7, federated__num_rounds=9)
     assert seed_of(rounds) == seed_of(one)
     others = [
