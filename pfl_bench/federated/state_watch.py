@@ -105,10 +105,13 @@ class ClientWatch:
 
 def _values(part: Any, is_copied: bool = True) -> dict[str, Any]:
     """Values of a plug-in, and of those that it refers to, that can be saved, by name."""
-    found = Stateful.state_dict(part)
-    for name, other in attributes(part).items():
-        if isinstance(other, Stateful):
-            found |= {f"{name}.{key}": v for key, v in Stateful.state_dict(other).items()}
+    others = {f"{name}.": it for name, it in attributes(part).items() if isinstance(it, Stateful)}
+    found = {
+        f"{prefix}{key}": value
+        for prefix, one in {"": part, **others}.items()
+        # A state of its own may leave attributes out, and hold what is none.
+        for key, value in {**Stateful.state_dict(one), **one.state_dict()}.items()
+    }
     return copy.deepcopy(found) if is_copied else found
 
 

@@ -156,6 +156,27 @@ class Own(Algorithm):
     def __init__(self, options, local_training):
         self.local_training = local_training
 """
+# Only its own state has what it keeps.
+HELPER = """
+class Kept:
+    total = 0.0
+
+
+class Own(Compression):
+    def __init__(self, options, num_parameters, seed):
+        super().__init__(num_parameters, 2 * num_parameters)
+        self.kept = Kept()
+
+    def compress(self, update, user, round_index):
+        self.kept.total = self.kept.total + update
+        return self.kept.total
+
+    def state_dict(self):
+        return {"kept": self.kept.total}
+
+    def load_state_dict(self, state):
+        self.kept.total = state["kept"]
+"""
 CENTRE = "changed at the centre, between two rounds or on resuming, which the other processes"
 REFUSED = {
     "remembers": (
@@ -226,8 +247,9 @@ def test_state_of_a_run_that_one_process_began_is_refused(folder: Path, tmp_path
         ("compression", LATE, "first"),
         ("algorithm", TELLS, "seen"),
         ("algorithm", SHARED, "sum"),
+        ("compression", HELPER, "kept"),
     ],
-    ids=["remembers", "in place", "late", "tells", "shared"],
+    ids=["remembers", "in place", "late", "tells", "shared", "helper"],
 )
 def test_a_memory_of_clients_in_a_private_run_is_refused_before_anything_is_released(
     key: str, code: str, name: str, folder: Path, tmp_path: Path
