@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -235,3 +237,78 @@ def test_a_checkpoint_of_another_ledger_is_refused(path: Path) -> None:
         ledger.check_resume(2, {}, ledger.digest(2))
         with pytest.raises(LedgerError, match="of another run"):
             ledger.check_resume(2, {}, ledger.digest(3))
+
+
+def test_no_round_yet_has_the_digest_that_the_first_line_begins_from(path: Path) -> None:
+    lines = write(path, 2)
+    with Ledger(path) as ledger:
+        assert ledger.digest(0) == read_ledger(path)[0]["previous"]
+        assert ledger.digest(1) == read_ledger(path)[1]["previous"]
+    # A true in the place of round 1 equals it in Python.
+    path.write_bytes(lines[0].replace(b'"round":1', b'"round":true'))
+    with pytest.raises(LedgerError, match="holds round True where 1 belongs"):
+        read_ledger(path)
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_a_ledger_that_is_gone_is_named_and_not_left_empty(rounds: int, path: Path) -> None:
+    with pytest.raises(LedgerError, match=f"is missing, but the checkpoint has {rounds} rounds"):
+        Ledger(path).check_resume(rounds, {})
+    assert not path.exists()
+
+
+def test_a_checkpoint_of_no_round_names_its_ledger_too(path: Path) -> None:
+    write(path, 1)
+    with Ledger(path) as ledger:
+        ledger.check_resume(0, {}, ledger.digest(0))
+        with pytest.raises(LedgerError, match="its round 0 is not the one"):
+            ledger.check_resume(0, {}, ledger.digest(1))
+
+
+def test_a_constant_that_the_recorded_lines_lack_is_another_setting(path: Path) -> None:
+    write(path, 2)
+    with Ledger(path) as ledger, pytest.raises(LedgerError, match=r"plugins: None -> \{\}"):
+        ledger.check_resume(2, {"plugins": {}})
+
+
+def test_a_torn_first_line_is_no_round(path: Path) -> None:
+    path.write_bytes(write(path, 1)[0][:-1])
+    assert read_ledger(path) == []
+    with Ledger(path) as ledger:
+        assert (ledger.last_round, path.read_bytes()) == (0, b"")
+
+
+def test_a_line_of_a_hundred_thousand_brackets_is_damage(path: Path) -> None:
+    path.write_bytes(b"[" * 100_000 + b"\n")
+    with pytest.raises(LedgerError, match="line 1: not a line of a ledger"):
+        read_ledger(path)
+
+
+def test_a_file_that_may_never_end_is_refused() -> None:
+    with pytest.raises(LedgerError, match="no regular file"):
+        read_ledger("/dev/null")
+
+
+def test_a_line_is_on_disk_and_whole_before_its_round_counts(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real_write, real_sync, synced = os.write, os.fsync, []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(real_sync(descriptor)))
+    with Ledger(path) as ledger:
+        assert len(synced) == 1, "the folder's new entry"
+        monkeypatch.setattr(os, "write", lambda file, data: real_write(file, data[:7]))
+        ledger.append(entry(1))
+        assert (len(read_ledger(path)), len(synced)) == (1, 2)
+
+        def fill_up(file: int, data: bytes) -> int:
+            real_write(file, data[:7])
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        content = path.read_bytes()
+        monkeypatch.setattr(os, "write", fill_up)
+        with pytest.raises(LedgerError, match="No space left"):
+            ledger.append(entry(2))
+        assert path.read_bytes() == content
+        monkeypatch.setattr(os, "write", real_write)
+        ledger.append(entry(2))
+    assert len(read_ledger(path)) == 2
