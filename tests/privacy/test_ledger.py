@@ -292,8 +292,13 @@ def test_a_file_that_may_never_end_is_refused() -> None:
 def test_a_line_is_on_disk_and_whole_before_its_round_counts(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real_write, real_sync, synced = os.write, os.fsync, []
-    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(real_sync(descriptor)))
+    real_write, real_sync, synced = os.write, os.fsync, list[int]()
+
+    def synchronise(descriptor: int) -> None:
+        real_sync(descriptor)
+        synced.append(descriptor)
+
+    monkeypatch.setattr(os, "fsync", synchronise)
     with Ledger(path) as ledger:
         assert len(synced) == 1, "the folder's new entry"
         monkeypatch.setattr(os, "write", lambda file, data: real_write(file, data[:7]))

@@ -117,6 +117,7 @@ def test_geometric_and_poisson_draws() -> None:
     drawn = np.array([some.draw(rng) for _ in range(20_000)])
     assert np.mean(drawn == 0) == pytest.approx(some.probability_of_none, abs=0.015)
     assert GEOMETRIC.probability_of_none == 0.0
+    assert POISSON.probability_of_one == pytest.approx(stats.poisson.pmf(1, 10))
 
 
 def test_each_option_moves_the_price() -> None:
@@ -167,7 +168,15 @@ def dp_replace() -> Any:
 
 def test_no_noise_no_rounds() -> None:
     assert math.isinf(selection_epsilon([sampled_gaussian(USERS, 0.0, 5)], POISSON, DELTA))
-    assert selection_epsilon([sampled_gaussian(USERS, 1.0, 0)], POISSON, DELTA) == 0.0
+    nothing = sampled_gaussian(USERS, 1.0, 0)
+    assert selection_epsilon([nothing], POISSON, DELTA) == 0.0
+    for trials in (POISSON, Trials.named(TNB, mean=10, eta=-0.5)):
+        # Of a grid, the point without a bound, or the one that releases something, decides.
+        for bare in (0.0, 1e-4):
+            noiseless = sampled_gaussian(USERS, bare, 50)
+            assert math.isinf(selection_epsilon([PLAN, noiseless], trials, DELTA))
+        priced = selection_epsilon([PLAN], trials, DELTA)
+        assert selection_epsilon([nothing, PLAN], trials, DELTA) >= priced * (1 - 1e-9)
 
 
 def test_calibration_round_trips() -> None:
@@ -191,11 +200,21 @@ def test_calibration_round_trips() -> None:
         (("geometric", None, None, 0.0), "gamma is 0.0"),
         ((TNB, 3.0), "must be set, to a number above -1"),
         ((TNB, 3.0, -1.0), "must be above -1"),
+        (("geometric", None, None, 1e-7), "mean of at most"),
     ],
 )
 def test_a_wrong_distribution_is_refused(arguments: tuple[Any, ...], words: str) -> None:
     with pytest.raises(PrivacyError, match=words):
         Trials.named(*arguments)
+
+
+def test_gamma_is_never_above_that_of_the_mean() -> None:
+    for eta in (-0.5, 0.0, 0.5, 2.0):
+        gamma = Trials.named(TNB, mean=7, eta=eta).gamma
+        assert gamma is not None
+        assert mean_of(gamma, eta) >= 7.0
+    certain = Trials.named("geometric", gamma=1.0)
+    assert (certain.mean, certain.probability_of_one) == (1.0, 1.0)
 
 
 def test_what_cannot_be_accounted_is_refused() -> None:
@@ -205,6 +224,11 @@ def test_what_cannot_be_accounted_is_refused() -> None:
     fixed = sampled_gaussian(Participation.named("fixed_size", 1000, 100), 2.0, 50)
     with pytest.raises(PlanError, match="different adjacencies"):
         selection_epsilon([PLAN, fixed], POISSON, DELTA)
+    with pytest.raises(PrivacyError, match="at least one trial"):
+        selection_epsilon([], POISSON, DELTA)
+    for delta in (0.0, 1.0):
+        with pytest.raises(PrivacyError, match="delta is"):
+            selection_epsilon([PLAN], POISSON, delta)
 
 
 def test_a_record_reads_back() -> None:

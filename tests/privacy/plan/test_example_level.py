@@ -91,6 +91,9 @@ def test_refusals() -> None:
         plan(delta=1e-3)
     with pytest.raises(PlanError, match="not even one step"):
         plan(epsilon=0.01, noise_multiplier=0.3)
+    sizes = {"num_examples": 1000, "batch_size": 20, "steps": 1000}
+    with pytest.raises(PlanError, match="prv"):
+        plan(accountant="prv", noise_multiplier=0.06, **sizes)
 
 
 @pytest.mark.parametrize(

@@ -109,6 +109,7 @@ def test_epsilon_alone_calibrates_the_simulated_deployment() -> None:
 def test_noise_alone_sets_no_budget() -> None:
     plan = make_plan(request())
     assert plan.max_rounds is None
+    assert plan.planned_rounds == 50
     plan.check_round(10**9)
     assert plan.statement(50).budget_epsilon is None
 
@@ -120,6 +121,7 @@ def test_both_stop_before_the_budget_is_exceeded() -> None:
     assert 1 < last < 10_000
     plan.check_round(1)
     plan.check_round(last)
+    assert plan.planned_rounds == last
     assert plan.simulated.epsilon(last) <= 3.0 < plan.simulated.epsilon(last + 1)
     with pytest.raises(BudgetExceededError, match=f"stop after round {last}"):
         plan.check_round(last + 1)
@@ -138,6 +140,7 @@ def test_a_round_beyond_the_plan_but_within_the_budget_is_allowed() -> None:
         ({"noise_cohort_size": 1001}, "lower noise_cohort_size"),
         ({"cohort_size": 1001}, "more than the 1000 users in the data"),
         ({"population_size": 10**7}, "hypothetical_population: true"),
+        ({"population_size": 999}, "hypothetical_population: true"),
         ({"scheme": "fixed_size", "accountant": "prv"}, "use the accountant rdp or pld"),
         ({"noise_multiplier": None}, "neither epsilon nor noise_multiplier"),
         ({"batchnorm_layers": ("layer1.bn1", "bn2")}, r"layer1\.bn1, bn2.*GroupNorm"),
@@ -162,6 +165,15 @@ def test_a_round_beyond_the_plan_but_within_the_budget_is_allowed() -> None:
         (
             {"mechanism": "none", "mechanism_build": build_none, "epsilon": 2.0},
             "epsilon is set with the mechanism none",
+        ),
+        (
+            {
+                "mechanism": "none",
+                "mechanism_build": build_none,
+                "noise_multiplier": None,
+                "num_canaries": 1,
+            },
+            "remove privacy.audit",
         ),
     ],
 )
@@ -199,6 +211,14 @@ def test_a_hypothetical_population_is_stated() -> None:
     assert plan.actual.participation.sampling_probability == pytest.approx(0.02)
     notes = " ".join(plan.statement(1).notes)
     assert "1000000 users is hypothetical: the data have 1000" in notes
+    assert "cohort of 100 is simulated with cohorts of 20: it is scaled by 0.2" in notes
+    larger = make_plan(request(cohort_size=200)).statement(1)
+    assert "cohorts of 200: it is scaled by 2," in " ".join(larger.notes)
+    # A smaller one needs no larger cohort than is drawn; an equal one is not hypothetical.
+    smaller = {"population_size": 500, "hypothetical_population": True, "noise_cohort_size": None}
+    assert make_plan(request(**smaller)).simulated.participation.cohort_size == 20
+    equal = make_plan(request(hypothetical_population=True)).statement(1)
+    assert "hypothetical" not in " ".join(equal.notes)
 
 
 def test_without_noise_cohort_both_settings_agree() -> None:
@@ -244,7 +264,10 @@ def test_a_delta_must_be_small_for_the_data_and_the_deployment(
         make_plan(request(**changes, num_users=users, delta=delta))
     # As published rows have it.
     plan = make_plan(request(**changes, num_users=users, delta=1.0 / largest))
-    assert any("is not below one over the population" in one for one in plan.statement(1).notes)
+    large = [one for one in plan.statement(1).notes if "is not below one over" in one]
+    at_the_end = {"simulated": population, "actual": users}
+    labels = [name for name, number in at_the_end.items() if number == largest]
+    assert [note.split()[1] for note in large] == labels
 
 
 def test_all_that_the_number_of_users_does_not_allow_is_refused_at_once() -> None:
@@ -300,7 +323,7 @@ def test_ledger_entries_hold_what_an_audit_needs(build: Any) -> None:
     entry = json.loads(
         json.dumps(plan.ledger_entry(3, [5, 5], release, aggregate), allow_nan=False)
     )
-    assert entry["round"] == 3
+    assert (entry["round"], entry["denominator"]) == (3, 20.0)
     assert entry["simulated"] == {
         "population_size": 1000,
         "cohort_size": 100,
@@ -345,6 +368,14 @@ def test_groups_larger_than_the_population_are_refused() -> None:
 def test_canaries_are_noted() -> None:
     notes = make_plan(request(num_canaries=30)).statement(1).notes
     assert any("30 canary clients" in note and "utility" in note for note in notes)
+
+
+def test_artificial_users_and_plug_ins_are_noted() -> None:
+    plain = " ".join(make_plan(request()).statement(1).notes)
+    told = make_plan(request(artificial_users=True, plugins={"mine": "sha256:1"})).statement(1)
+    for phrase in ("The users of these data are artificial", "at hand: mine (sha256:1)"):
+        assert phrase in " ".join(told.notes)
+        assert phrase not in plain
 
 
 def test_step_canaries_are_refused_where_noise_is_correlated() -> None:

@@ -124,5 +124,8 @@ def test_statistics_are_composed_with_the_steps_and_before_them() -> None:
     constants = calibrated.ledger_constants("sha256:0")["mechanism_options"]
     claimed = {"noise_multiplier": 8.0, "mean_clip_norm": 1.0, "square_clip_norm": 0.1}
     assert json_equal(constants, {"clip_norm": 1.0, "statistics": claimed})
+    clip = calibrated.statement(3000).clip
+    assert (clip["statistics_noise_multiplier"], clip["mean_clip_norm"]) == (8.0, 1.0)
+    assert clip["square_clip_norm"] == 0.1
     words = explain(calibrated.statement(3000))
     assert "mean and mean square of each channel" in " ".join(words.split())

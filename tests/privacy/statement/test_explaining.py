@@ -58,6 +58,10 @@ def test_every_assumption_is_said() -> None:
         "5,000 rounds, all of them together",
         "in the run itself 0.74672",
         "in the run itself 0.004863",
+        "Public: the probability with which a user takes part",
+        "divided by the expected cohort",
+        "In the run itself: take any one user.",
+        "at most e^4.325 =",
     ):
         assert phrase in text
     assert all(" ".join(sentence.split()) in text for sentence in NOT_COVERED)
@@ -127,7 +131,7 @@ def test_no_guarantee_is_said() -> None:
     ("sampling", "separation", "adjacency", "phrases"),
     [
         ("poisson", 1, "add-or-remove-one", ["Poisson.", "without that user", "stay secret"]),
-        ("cyclic_poisson", 8, "add-or-remove-one", ["one of 8 groups", "more than 625 rounds"]),
+        ("cyclic_poisson", 8, "add-or-remove-one", ["one of 8 groups", "more than 626 rounds"]),
         ("full", 1, "add-or-remove-one", ["Sampling: none.", "without that user"]),
         (
             "fixed_size",
@@ -141,7 +145,8 @@ def test_sampling_and_adjacency(
     sampling: str, separation: int, adjacency: str, phrases: list[str]
 ) -> None:
     accounted = replace(SIMULATED, sampling=sampling, separation=separation)
-    text = words(replace(ONE, adjacency=adjacency, simulated=accounted, actual=accounted))
+    cost: dict[str, Any] = {"simulated": accounted, "actual": accounted, "rounds": 5001}
+    text = words(replace(ONE, adjacency=adjacency, **cost))
     assert all(phrase in text for phrase in phrases)
 
 
@@ -164,7 +169,11 @@ def test_a_useless_delta_is_said() -> None:
     accounted = replace(SIMULATED, delta=1e-3)
     assert "NOT below" in words(replace(ONE, simulated=accounted, actual=accounted))
     small_run = replace(ACTUAL, population_size=300, delta=0.1)
-    assert "Delta of the run itself: 0.1, for its 300" in words(replace(BOTH, actual=small_run))
+    text = words(replace(BOTH, actual=small_run))
+    assert "Delta of the run itself: 0.1, for its 300 users; one over their number is " in text
+    assert text.count("this one is NOT below") == 1
+    just = replace(SIMULATED, population_size=1000, delta=1e-3)
+    assert "NOT below" in words(replace(ONE, simulated=just, actual=just))
 
 
 def test_a_statement_is_explained_as_it_is_written() -> None:
@@ -176,6 +185,8 @@ def test_a_statement_is_explained_as_it_is_written() -> None:
     text = words(again)
     assert "Epsilon is at most" in text
     assert "one example." in text
+    assert "without that example" in text
+    assert "divided by the expected batch" in text
     assert "100 steps" in text
     assert "round" not in text.partition("What is not covered")[0].replace("way round", "")
     assert all(" ".join(note.split()) in text for note in again.notes)

@@ -48,6 +48,10 @@ def test_both_epsilons_are_labelled_in_the_text_and_none_is_bare() -> None:
         assert "epsilon" not in bare or "not covered" in line
     assert 12 <= len(lines) <= 20
     assert "11182161 parameters" in STATEMENT.to_text()
+    assert "18.668 in effect, 18.681 on the updates" in STATEMENT.to_text()
+    apart = dataclasses.replace(SIMULATED, separation=2, delta=8.4021e-6)
+    text = dataclasses.replace(STATEMENT, simulated=apart).to_text()
+    assert "2 at delta 8.403e-06: 5000 of 41131 a round (poisson, 2 rounds apart, q = " in text
     assert str(STATEMENT) == STATEMENT.to_text(), "print(statement) is for a person too"
     assert all(sentence in STATEMENT.to_text() for sentence in NOT_COVERED)
 
@@ -112,9 +116,10 @@ def test_damaged_json_is_refused() -> None:
         PrivacyStatement.from_json_dict({k: v for k, v in document.items() if k != "rounds"})
     with pytest.raises(PrivacyError, match="foreign keys \\['sigma'\\]"):
         PrivacyStatement.from_json_dict({**document, "sigma": 1.0})
-    actual = {**document["actual"], "epsilon": "small"}
-    with pytest.raises(PrivacyError, match="actual epsilon"):
-        PrivacyStatement.from_json_dict({**document, "actual": actual})
+    for epsilon in ("small", True):
+        actual = {**document["actual"], "epsilon": epsilon}
+        with pytest.raises(PrivacyError, match="actual epsilon"):
+            PrivacyStatement.from_json_dict({**document, "actual": actual})
 
 
 def test_no_privacy_is_said_in_as_many_words() -> None:
@@ -123,6 +128,7 @@ def test_no_privacy_is_said_in_as_many_words() -> None:
         STATEMENT, unit="none", adjacency="none", simulated=nothing, actual=nothing
     )
     assert "no privacy" in statement.to_text()
+    assert "A note." in statement.to_text()
     assert statement.to_json_dict()["actual"]["epsilon"] == "inf"
 
 
