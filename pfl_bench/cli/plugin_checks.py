@@ -15,7 +15,7 @@ import torch
 from pydantic import BaseModel
 
 from pfl_bench import plugins
-from pfl_bench.types import PluginError
+from pfl_bench.types import Examples, PluginError
 from privacy.aggregate import Aggregate
 from privacy.clipping import NORMS
 from privacy.mechanism import Mechanism, NoiseScale
@@ -23,6 +23,8 @@ from privacy.mechanism import Mechanism, NoiseScale
 # What a user sends, in multiples of nothing: small, usual, huge, not a number.
 _SIZES = (1e-3, 1.0, 1e6, float("nan"))
 _ROUNDING = 1e-4
+# Users with as many examples as another, who are compared with it.
+_ALIKE = 1000
 _BOUND = 0.5
 Check = tuple[str, Callable[[], str]]
 
@@ -179,7 +181,33 @@ def _data(name: str, given: BaseModel | None) -> str:
                 f"user '{shared[0]}' is in the splits '{shared[1]}' and '{split_name}', and "
                 "facts.split_by is 'user'; keep each user in one split, or say 'example'"
             )
+    _check_apart([task.split(split_name) for split_name in task.split_names])
     return f"{', '.join(task.split_names)}; {task.facts.checksum[:20]}..."
+
+
+def _check_apart(splits: list[Any]) -> None:
+    """Nobody else has the examples of a split's largest user, if these are two or more."""
+    for split in splits:
+        largest = int(np.diff(split.offsets).argmax())
+        own = _examples_of(split, largest)
+        for other in splits if len(own) > 1 else ():
+            for user in np.flatnonzero(np.diff(other.offsets) == len(own))[:_ALIKE].tolist():
+                found = _examples_of(other, user)
+                is_other = (other.name, user) != (split.name, largest)
+                is_same = torch.equal(own.inputs, found.inputs)
+                if is_other and is_same and torch.equal(own.targets, found.targets):
+                    names = (split.client_ids()[largest], other.client_ids()[user])
+                    raise PluginError(
+                        f"user '{names[0]}' of split '{split.name}' and user '{names[1]}' of split "
+                        f"'{other.name}' have the same {len(own)} examples, so that no user is a "
+                        "unit of privacy, or a test is one of memory; give each to one user"
+                    )
+
+
+def _examples_of(split: Any, user: int) -> Examples:
+    start, stop = split.offsets[user : user + 2].tolist()
+    examples: Examples = split.read_range(start, stop)
+    return examples
 
 
 def _check_split(split: Any, name: str) -> None:

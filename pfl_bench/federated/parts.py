@@ -250,6 +250,9 @@ def build_algorithm(resolved: ResolvedConfig, options: FederatedOptions) -> Algo
         module.check(options)
     algorithm = module.build(resolved.algorithm_options, local)
     built = plugins.checked(algorithm, Algorithm, plugins.ALGORITHM, name)
+    if type(built).correction is not Algorithm.correction and not built.corrects_steps:
+        where = place_of(built, "correction")
+        raise PluginError(f"{where} is never asked: set corrects_steps = True, or remove it")
     trains = getattr(built, "local_training", None)
     if not isinstance(trains, LocalTraining):
         raise PluginError(

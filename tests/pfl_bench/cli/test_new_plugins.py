@@ -186,6 +186,15 @@ BROKEN = {
         "task", [("for user in range(users)]", "for user in [0] * users]")],
         "task mine: data", "client_ids gives 1 different names",
     ),
+    "drawn_alike": (
+        "task", [("np.random.default_rng(place)", "np.random.default_rng(0)")],
+        "task mine: data", "user 'train-0' of split 'train' and user 'val-0' of split 'val' have",
+    ),
+    "shared_by_users": (
+        "task", [("        splits[name] =", "        for one in (throws, coin):\n"
+                  "            one[5:10] = one[:5]\n        splits[name] =")],
+        "task mine: data", "user 'train-0' of split 'train' and user 'train-1' of split 'train'",
+    ),
     "in_two_splits": (
         "task", [('f"{name}-{user}"', 'f"{user}"')],
         "task mine: data", "user '0' is in the splits 'train' and 'val'",
@@ -277,6 +286,11 @@ RETURNS = {
     "no_metric": (
         "metric", "return Mine()", "return None",
         "build returns a NoneType, but must return a Metric",
+    ),
+    "correction_unasked": (
+        "algorithm", "    def central_gradient",
+        "    def correction(self, user):\n        return None\n\n    def central_gradient",
+        "Mine.correction is never asked: set corrects_steps = True",
     ),
     "short_gradient": (
         "algorithm", "torch.neg(self._velocity, out=out)", "out.resize_(3)",
