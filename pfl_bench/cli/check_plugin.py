@@ -39,6 +39,7 @@ from pfl_bench.runs.checkpoint import load_latest
 from pfl_bench.runs.preview import changed
 from pfl_bench.runs.runner import run
 from pfl_bench.types import ConfigError, PluginError, UserInputError
+from privacy.errors import LedgerError
 
 Outcome = Literal["passed", "failed", "skipped"]
 # Rounds of a run that is checked, and the one before which it is killed: past a checkpoint.
@@ -233,7 +234,14 @@ class _Row:
         index, folder = min(_KILLED, total), self._folder / "killed"
         with contextlib.suppress(_KilledError):
             run(self._short, folder, profile=_Killer(index))
-        summary = run(self._short, folder, resume=True)
+        try:
+            summary = run(self._short, folder, resume=True)
+        except LedgerError as error:
+            raise PluginError(
+                "a round that is run again after the kill is another: something changes from round "
+                "to round and is not in state_dict(), or is drawn from a generator that no stream "
+                f"of the run seeds, such as np.random ({error})"
+            ) from error
         whole, resumed = (_weights(self._folder / name) for name in ("whole", "killed"))
         if not torch.equal(whole, resumed):
             raise PluginError(

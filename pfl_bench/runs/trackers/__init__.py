@@ -121,9 +121,13 @@ class Trackers:
     @contextmanager
     def _calling(self, name: str) -> Iterator[None]:
         """While a tracker is called: it may look at the model, and its error is said."""
+        import torch
+
         self._is_calling = True
         try:
-            yield
+            # Put back as it was, where a tracker turns gradients off and not on again.
+            with torch.set_grad_enabled(torch.is_grad_enabled()):
+                yield
         except (Exception, SystemExit) as error:
             if ended_by_signal(error):
                 raise

@@ -128,6 +128,10 @@ BROKEN = {
         "mechanism", [("math.sqrt(self._num_servers)", "self._num_servers")],
         "row rows/mine: audit", "noise",
     ),
+    "global_noise": (
+        "mechanism", [("drawn = rng.", "drawn = np.random.")],
+        "row rows/mine: kill and resume", "drawn from a generator that no stream",
+    ),
     "quiet_when_empty": (
         "mechanism", [("stddev / math.sqrt(", "bool(aggregate.total.any()) * stddev / math.sqrt(")],
         "mechanism mine: empty cohort", "shows that nobody took part",

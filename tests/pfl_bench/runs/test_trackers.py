@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import pfl_bench
 from pfl_bench import plugins
@@ -173,6 +174,19 @@ def test_a_tracker_that_fails_is_left_out_and_said_once(tmp_path: Path) -> None:
     trackers.finish()
     assert len(notices) == 2
     assert "BrokenPipeError" in notices[1]
+
+
+class TurnsOff(Tracker):
+    def log(self, metrics: Any, round: int) -> None:
+        torch.set_grad_enabled(False)
+
+
+def test_gradients_that_a_tracker_turns_off_are_on_again_for_the_next_round() -> None:
+    try:
+        Trackers({"turns_off": TurnsOff()}, print).log({}, 1)
+        assert torch.is_grad_enabled()
+    finally:
+        torch.set_grad_enabled(True)
 
 
 class Asked(Tracker):
