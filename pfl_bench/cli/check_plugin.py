@@ -36,6 +36,7 @@ from pfl_bench.profiling import Profile
 from pfl_bench.report.page import write_report
 from pfl_bench.runs.audit import audit_run
 from pfl_bench.runs.checkpoint import load_latest
+from pfl_bench.runs.divergence import describe_divergence
 from pfl_bench.runs.preview import changed
 from pfl_bench.runs.runner import run
 from pfl_bench.types import ConfigError, PluginError, UserInputError
@@ -222,7 +223,7 @@ class _Row:
     def _run(self) -> str:
         summary = run(self._short, self._folder / "whole")
         if summary["diverged"]:
-            raise PluginError(f"training diverged: {summary['diverged']}")
+            raise PluginError(describe_divergence(summary["diverged"]))
         self._summary = summary
         return f"{summary['rounds']} rounds, {len(summary['metrics'])} metrics"
 

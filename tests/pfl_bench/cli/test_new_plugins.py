@@ -132,6 +132,18 @@ BROKEN = {
         "mechanism", [("drawn = rng.", "drawn = np.random.")],
         "row rows/mine: kill and resume", "drawn from a generator that no stream",
     ),
+    "remembers_outside": (
+        "selector", [
+            ("class Mine(", "CALLS: list[int] = []\n\n\nclass Mine("),
+            ("shuffled = rng.permutation(candidates)",
+             "CALLS.append(index)\n        return np.roll(candidates, len(CALLS))[:number]"),
+        ],
+        "row rows/mine: kill and resume", "drawn from a generator that no stream",
+    ),
+    "data_not_finite": (
+        "task", [("torch.from_numpy(throws)", "torch.from_numpy(throws) / 0")],
+        "row rows/mine: run", "training diverged in round 1: train/loss is not finite (nan)",
+    ),
     "quiet_when_empty": (
         "mechanism", [("stddev / math.sqrt(", "bool(aggregate.total.any()) * stddev / math.sqrt(")],
         "mechanism mine: empty cohort", "shows that nobody took part",
