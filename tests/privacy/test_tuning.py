@@ -136,6 +136,8 @@ def test_each_option_moves_the_price() -> None:
     assert selection_epsilon([beside], POISSON, DELTA) > price
     # Many runs that are all published cost more than the best of as many.
     assert compose_epsilon([repeated(PLAN, 10)], DELTA, "rdp") > price
+    runs = compose_epsilon([repeated(beside, 10)], DELTA, "rdp")
+    assert runs == pytest.approx(compose_epsilon([beside] * 10, DELTA, "rdp"))
 
 
 def test_a_grid_of_several_plans_costs_at_least_its_dearest() -> None:
@@ -148,6 +150,11 @@ def test_a_grid_of_several_plans_costs_at_least_its_dearest() -> None:
     mixed = selection_epsilon([dear, long], GEOMETRIC, DELTA)
     singles = [selection_epsilon([plan], GEOMETRIC, DELTA) for plan in (dear, long)]
     assert mixed >= max(singles) * (1 - 1e-9)
+    # Where the curves cross between the theorem's orders, the grid costs more than any of it.
+    events = (dp_event.LaplaceDpEvent(2.0), dp_event.GaussianDpEvent(3.0))
+    flat, steep = (Composition(event, 1, "add-or-remove-one") for event in events)
+    singles = [selection_epsilon([plan], POISSON, DELTA) for plan in (flat, steep)]
+    assert selection_epsilon([flat, steep], POISSON, DELTA) > 1.1 * max(singles)
 
 
 def test_replacing_one_is_accounted_as_such() -> None:
