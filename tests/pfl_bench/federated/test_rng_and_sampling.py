@@ -114,6 +114,15 @@ def test_groups_are_drawn_uniformly() -> None:
     assert np.abs(np.bincount(groups, minlength=10) - 400).max() < 76
 
 
+def test_a_small_group_has_no_higher_probability() -> None:
+    users, rng = Participation.named("cyclic_poisson", 1000, 50, 4), np.random.default_rng(0)
+    groups = np.repeat([0, 1, 2, 3], [100, 300, 300, 300])
+    drawn = [users.scheme.draw(users, rng, 1, groups) for _ in range(300)]
+    assert max(np.concatenate(drawn)) < 100, "the first round is the first group's"
+    # Binomial(100, 0.2) a round: of the mean of 300, four standard deviations are 0.93.
+    assert np.mean([len(one) for one in drawn]) == pytest.approx(20.0, abs=0.93)
+
+
 def test_a_user_more_changes_no_other_user_s_group() -> None:
     few, many = cyclic(400), cyclic(401)
     assert few.groups is not None
