@@ -98,6 +98,7 @@ def test_batches_of_an_epoch_are_disjoint_and_of_one_size() -> None:
         epoch = np.concatenate([scheme.draw(users, rng, step, order) for step in range(1, 11)])
         assert len(np.unique(epoch)) == len(epoch) == 100
         assert np.array_equal(epoch[:10], np.sort(order[:10]))
+        assert np.array_equal(epoch[:10], scheme.draw(users, rng, 11, order)), "an epoch more"
         left[np.setdiff1d(np.arange(103), epoch)] += 1
     assert Participation.named("poisson", 103, 10).scheme.rounds_of_epoch(users) == 11
     # Who is left out is drawn anew: of 900 places, none has far more than its 9.
