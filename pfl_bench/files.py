@@ -40,10 +40,11 @@ def check_run_folder(folder: Path) -> None:
     if not (folder / "config.yaml").is_file():
         what = "has no config.yaml" if folder.is_dir() else "is no folder"
         what = what if folder.exists() else "does not exist"
-        raise RunFolderError(
-            f"{folder}: not a run folder (it {what}); name the folder that `pfl-bench run --out` "
-            "wrote"
-        )
+        mend = "name the folder that `pfl-bench run --out` wrote"
+        below = sorted([*folder.glob("*/config.yaml"), *folder.glob("*/*/config.yaml")])
+        if below:
+            mend = f"name one of the {len(below)} in it, such as {below[0].parent}"
+        raise RunFolderError(f"{folder}: not a run folder (it {what}); {mend}")
 
 
 def mode_for_others(folder: Path) -> str:

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from pfl_bench.cli.arguments import check_is_there
 from pfl_bench.cli.completion import OF_ROWS, complete
+from pfl_bench.cli.examples import commands_of
 from pfl_bench.cli.parsers import build_parser
 from pfl_bench.cli.speech import announce, answer_alone, say, told
 
@@ -169,7 +170,9 @@ def _parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpa
     foreign = [text for text in rest if text.startswith("-") or "=" not in text]
     if foreign or (rest and not hasattr(arguments, "overrides")):
         named = " ".join(filter(None, (arguments.command, getattr(arguments, "action", None))))
-        hint = _setting_hint(foreign) if foreign and named in OF_ROWS else ""
+        of_others = _owners_hint(parser, foreign)
+        is_row = bool(foreign) and named in OF_ROWS
+        hint = _setting_hint(foreign, of_others) if is_row else of_others
         parser.error(
             f"unrecognized arguments: {' '.join(foreign or rest)}{hint}; "
             f"`{f'pfl-bench {named}'.rstrip()} --help` lists what it takes"
@@ -179,7 +182,18 @@ def _parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpa
     return arguments
 
 
-def _setting_hint(foreign: Sequence[str]) -> str:
+def _owners_hint(parser: argparse.ArgumentParser, foreign: Sequence[str]) -> str:
+    """Name the commands that have an option, where there are few; empty of none."""
+    option = foreign[0].partition("=")[0] if foreign else ""
+    owners = [
+        f"`{parser.prog} {words}`"
+        for words, command in commands_of(parser)
+        if option.startswith("--") and option in command._option_string_actions
+    ]
+    return f"; {option} belongs to {' and '.join(owners)}" if 0 < len(owners) <= 2 else ""
+
+
+def _setting_hint(foreign: Sequence[str], otherwise: str) -> str:
     """Hint at how a setting is written, for arguments such as ``--epsilon 2`` or ``epsilon 2``."""
     from pfl_bench.config.errors import settings_named
 
@@ -191,7 +205,7 @@ def _setting_hint(foreign: Sequence[str]) -> str:
     if not named:
         is_flag = option.startswith("--") and not value and len(foreign) == 1
         hint = "; settings of a row are written key=value, such as privacy.epsilon=2"
-        return "" if is_flag else hint
+        return otherwise or ("" if is_flag else hint)
     value = value or (foreign[1] if len(foreign) > 1 else "VALUE")
     return f"; settings of a row are written key=value: {named[0]}={value}"
 

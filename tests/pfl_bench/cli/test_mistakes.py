@@ -103,6 +103,7 @@ def test_a_folder_of_a_table_that_is_a_file_is_told_once_before_a_row_runs(
         (["--nothing-like", "2"], "key=value, such as privacy.epsilon=2"),
         (["--quiet", "federated.num_rounds", "3"], "key=value: federated.num_rounds=3"),
         (["--quiet", "nothing"], "key=value, such as privacy.epsilon=2"),
+        (["--seeds", "3"], "--seeds 3; --seeds belongs to `pfl-bench table`;"),
     ],
 )
 def test_a_setting_that_is_written_as_an_option_is_told_how(
@@ -124,7 +125,8 @@ def test_a_flag_that_there_is_not_is_no_setting(capsys: Capture) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["show", "demo/private_federated", "--quiet"])
     assert capsys.readouterr().err.endswith(
-        "unrecognized arguments: --quiet; `pfl-bench show --help` lists what it takes\n"
+        "unrecognized arguments: --quiet; --quiet belongs to `pfl-bench run` and `pfl-bench "
+        "table`; `pfl-bench show --help` lists what it takes\n"
     )
     with pytest.raises(SystemExit, match="2"):
         main(["--quiet"])
