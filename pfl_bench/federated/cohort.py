@@ -245,16 +245,16 @@ def _client_watch(parts: FederatedParts, mechanism: Mechanism, is_alone: bool) -
     transforms = {parts.name_of(key): part for key, part in parts.transforms.items()}
     # Its transform has its name.
     clients = {**transforms, f"{parts.name_of('algorithm')} itself": parts.algorithm}
+    private = f"privacy.mechanism '{mechanism.name}'"
+    label = private if mechanism.is_private else parts.name_of("aggregation")
+    summing = {label: mechanism} if is_of_user(type(mechanism).accumulate) else {}
     if is_alone:
         return ClientWatch(
-            clients if mechanism.is_private else {},
+            clients | summing if mechanism.is_private else {},
             {},
             "so that what a client sends may rest on other clients, or on rounds before, which no "
             "mechanism covers; let it keep nothing, or remove the section 'privacy'",
         )
-    private = f"privacy.mechanism '{mechanism.name}'"
-    label = private if mechanism.is_private else parts.name_of("aggregation")
-    summing = {label: mechanism} if is_of_user(type(mechanism).accumulate) else {}
     return ClientWatch(
         clients | summing,
         transforms | ({} if isinstance(mechanism, MovesBound) else summing),

@@ -177,6 +177,26 @@ class Own(Compression):
     def load_state_dict(self, state):
         self.kept.total = state["kept"]
 """
+# Each client is clipped to what the others before it have shown.
+MECHANISM = '''
+"""A user's own."""
+from privacy.mechanisms.gaussian import Gaussian, Options
+
+
+class Own(Gaussian):
+    """Gaussian noise."""
+
+    name = "own"
+    longest = 0.0
+
+    def accumulate(self, aggregate, update, weight, rng=None):
+        self.longest = max(self.longest, float(update.norm()))
+        return super().accumulate(aggregate, update / self.longest, weight, rng)
+
+
+def build(options, noise):
+    return Own(options.clip_norm, noise)
+'''
 CENTRE = "changed at the centre, between two rounds or on resuming, which the other processes"
 REFUSED = {
     "remembers": (
@@ -256,6 +276,16 @@ def test_a_memory_of_clients_in_a_private_run_is_refused_before_anything_is_rele
 ) -> None:
     changes = use(folder, key, code)
     with pytest.raises(PluginError, match=f"'{name}' changed while .* which no mechanism covers"):
+        run(small("private_federated", **changes), tmp_path / "run")
+    assert not (tmp_path / "run" / "ledger.jsonl").read_text()
+
+
+def test_a_mechanism_that_remembers_clients_is_refused(folder: Path, tmp_path: Path) -> None:
+    (folder / "mechanisms").mkdir()
+    (folder / "mechanisms" / "own.py").write_text(MECHANISM, encoding="utf-8")
+    plugins.add_folder(folder)
+    changes = {"privacy__mechanism": {"name": "own", "clip_norm": 0.5}}
+    with pytest.raises(PluginError, match="mechanism 'own': its attribute 'longest' changed while"):
         run(small("private_federated", **changes), tmp_path / "run")
     assert not (tmp_path / "run" / "ledger.jsonl").read_text()
 
