@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from pfl_bench.client import machine
 from pfl_bench.client.model_checks import batchnorm_layers
 from pfl_bench.config.loading import ResolvedConfig
+from pfl_bench.federated.canaries import build_canaries
 from pfl_bench.federated.cohort import UpdateAggregator
 from pfl_bench.federated.parts import FederatedParts, build_mechanism
 from pfl_bench.federated.private_seed import OtherSeedError
@@ -21,7 +22,7 @@ from pfl_bench.profiling import phase
 from pfl_bench.rng import Purpose, stream
 from pfl_bench.types import ConfigError, Participants, returned
 from privacy.aggregate import Aggregate
-from privacy.description import Columns, Description
+from privacy.description import Description
 from privacy.ledger import Ledger
 from privacy.mechanism import Mechanism, NoiseScale, Release
 from privacy.plan.checks import check_users
@@ -212,28 +213,7 @@ class PrivateRounds(PublicRounds):
         self._canaries: Canaries | None = None
         options = resolved.config.privacy.audit if resolved.config.privacy else None
         if options is not None:
-            from privacy.empirical.canaries import Canaries
-
-            if plan.mechanism.description.norm == "l1" and options.seen_direction == "sphere":
-                raise ConfigError(
-                    f"privacy.audit: canaries in directions of the sphere have a bounded L2 norm, "
-                    f"but {plan.mechanism.name} clips in L1, which would shrink them to nothing; "
-                    "set privacy.audit.kind to one_run with direction: coordinate"
-                )
-            self._canaries = Canaries(
-                options,
-                plan.request.num_parameters,
-                plan.actual.participation,
-                plan.request.num_rounds,
-                plan.actual.noise_multiplier,
-                partial(stream, seed, Purpose.CANARIES),
-                initial.device,
-            )
-            stated = plan.mechanism.description
-            is_central = stated.law == "gaussian" and not stated.randomizes_clients
-            # A matrix that is not stated has no covariance either.
-            known = None if isinstance(stated.strategy, Columns) else stated.strategy
-            self._canaries.match(known if is_central else None)
+            self._canaries = build_canaries(options, plan, seed, initial.device)
 
     def begin(self, done: int) -> None:
         """Open and check the ledger."""

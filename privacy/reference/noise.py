@@ -49,6 +49,7 @@ class Gaussian:
     order = 2.0  # of the norm
     is_fresh = True  # whether elements of the noise are independent, of each other and of updates
     margin = math.inf  # how near the closest coin of a report is to falling otherwise
+    reports: Tensor | float = 0.0  # the noise that came with reports
     follows = 0.0  # the most that the noise moves by, in ``stddev``, where updates move by a bound
 
     def __init__(self, setting: Setting) -> None:

@@ -35,6 +35,8 @@ from privacy.reference.streams import CLIENT_NOISE, stream
 class LocalGaussian(Gaussian):
     """Each report has its own normal noise."""
 
+    reports: Tensor
+
     def begin(self, number: int) -> None:
         """Begin a round, without a report."""
         super().begin(number)

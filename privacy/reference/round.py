@@ -92,6 +92,7 @@ class Round:
     bound: float
     before: Tensor  # central parameters before the step, float32
     total: Tensor  # sum of the clipped updates, float64
+    reports: Tensor | None = None  # the sum of what users sent, where canaries send too
     length: float = 0.0  # its norm, as the bound has it
     contributions: list[Contribution] = field(default_factory=list)  # of each user, in this order
     noise: Tensor = field(default_factory=lambda: torch.empty(0))  # what is added to it, float64
@@ -158,6 +159,7 @@ def recompute(
         # One that is not finite is compared too: infinity less itself is no number.
         made.again = float((last.nan_to_num().double() - first.nan_to_num().double()).norm())
     if rule.canaries is not None:
+        made.reports = made.total + mechanism.reports
         turn = (number, o.separation, most, chance)
         sent = cohort.canaries(rule.canaries, rule.seed, turn, len(central), made.bound)
         for index, update in enumerate(sent):

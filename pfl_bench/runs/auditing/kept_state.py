@@ -30,7 +30,7 @@ def other_values(name: str, saved: Any, own: Any, most: Callable[[Tensor], float
     rounding explains of one of these. ``saved`` has the same names at least.
     """
     if isinstance(own, Sequence) and len(own) != len(saved):
-        yield f"the checkpoint's {name} has {len(saved)} elements, not {len(own)}"
+        yield f"the {name} has {len(saved)} elements, not {len(own)}"
         return
     if isinstance(own, (Mapping, Sequence)):
         for key in own if isinstance(own, Mapping) else range(len(own)):
@@ -40,7 +40,7 @@ def other_values(name: str, saved: Any, own: Any, most: Callable[[Tensor], float
     same = found.shape == known.shape
     apart = float((found.double() - known.double()).norm()) if same else math.inf
     if not apart <= (near := most(known)) and bool(known.double().norm().isfinite()):
-        yield f"the checkpoint's {name} is off by {apart:.3g}, where rounding explains {near:.2g}"
+        yield f"the {name} is off by {apart:.3g}, where rounding explains {near:.2g}"
 
 
 def other_optimizer(
@@ -57,10 +57,14 @@ def other_optimizer(
         "param_groups": [numbers],
         "state": {key: {"step": steps} for key, one in saved["state"].items() if "step" in one},
     }
-    yield from other_values("optimizer", saved, own, lambda one: CLOCK * float(one.double().norm()))
+    yield from other_values(
+        "checkpoint's optimizer", saved, own, lambda one: CLOCK * float(one.double().norm())
+    )
     for name, found in _moments(saved).items():
         own = getattr(optimizer, name)
-        yield from other_values(f"optimizer's {name} moment", found, own, partial(most, name))
+        yield from other_values(
+            f"checkpoint's optimizer's {name} moment", found, own, partial(most, name)
+        )
 
 
 def other_state(state: State, saved: Mapping[str, Any], of_moment: OfMoment) -> Iterator[str]:
@@ -84,7 +88,7 @@ def other_state(state: State, saved: Mapping[str, Any], of_moment: OfMoment) -> 
     if state.devices is not None:
         clock = {"now": state.devices.now, "totals": state.devices.totals}
         own["clients"] = {"participants": {"clock": clock, "limits": history}}
-    yield from other_values("trainer", saved, own, most)
+    yield from other_values("checkpoint's trainer", saved, own, most)
 
 
 def load_optimizer(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:

@@ -220,6 +220,8 @@ class _Work:
             before = _copied(state)
             try:
                 made = recompute(number, rule, state, sketch, go_on)
+                if (canaries := self._run.canaries) is not None:
+                    canaries.see(number, made)
             except _GivenUpError as error:
                 self._done.problems += (f"round {number}: {problem}" for problem in error.args)
                 return
@@ -264,6 +266,8 @@ class _Work:
             recomputed.carry_on(line, made, allowed)
             if state.devices is not None:
                 found += self._other_devices(number, state.devices)
+            if canaries is not None and not after:
+                found += canaries.others_on_file(number)
             problems = [f"round {number}: {problem}" for problem in [*self._beyond(made), *found]]
             taken = after or trainer.get("mechanism")
             is_open = recomputed.undecided(made, allowed.relative) and made.fraction is not None
@@ -276,6 +280,8 @@ class _Work:
                 self._done.compared.append(number)
                 with restoring(self._run.checkpoints[number], {"trainer": {}}, {}):
                     others = list(other_state(state, trainer, allowed.of_moment))
+                    if canaries is not None:
+                        others += canaries.others(trainer["private"]["canaries"])
                 problems += [f"round {number}: {problem}" for problem in others]
                 if not problems and number < stop:
                     rule, state = self._run.at(number)

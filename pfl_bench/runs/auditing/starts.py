@@ -19,6 +19,7 @@ from pfl_bench.federated.parts import build_algorithm
 from pfl_bench.rng import Purpose, stream
 from pfl_bench.runs.auditing.kept_state import load_optimizer
 from pfl_bench.runs.auditing.opened import OpenedRun
+from pfl_bench.runs.auditing.seen_canaries import SeenCanaries
 from pfl_bench.runs.checkpoint import load, restoring, steps_saved
 from pfl_bench.simulation.attacking_engine import boost_of
 from pfl_bench.simulation.corrupted_task import CorruptedSplit
@@ -58,6 +59,7 @@ class Starts:
         initial: The model's parameters before the first round, shape (P,), float32.
         sizes: Examples of each user of the training split, shape (U,).
         transforms: Of updates that are sent, by name: the algorithm's and compressions.
+        canaries: Those of a run that has them.
 
     Raises:
         SkippedError: Lines, seed, data, devices or model are not there, or not the run's.
@@ -161,6 +163,7 @@ class Starts:
         parts = self._run.parts()
         options, algorithm = parts.options, parts.algorithm
         self.transforms = transforms = parts.transforms
+        self.canaries = SeenCanaries.of(self._run, self.seed, self.initial)
         counts, last = np.zeros((2, len(self.sizes)), dtype=np.int64)
         optimizer = Optimizer(options.central_optimizer, len(self.initial))
         mechanism, devices, config = copy.copy(self._mechanism), None, self.resolved.config
@@ -232,6 +235,8 @@ class Starts:
         if state.devices is not None:
             clock = saved["clients"]["participants"]["clock"]
             state.devices.now, state.devices.totals = float(clock["now"]), dict(clock["totals"])
+        if self.canaries is not None:
+            self.canaries.load(saved["private"]["canaries"])
         for key, transform in self.transforms.items():
             transform.load_state_dict(saved["clients"][f"transform of {key}"])
 

@@ -7,11 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
 
+from pfl_bench.config.loading import load_config
+from pfl_bench.files import read_json
+from pfl_bench.runs.auditing.opened import open_run
+from pfl_bench.runs.auditing.recompute import Recomputation, recompute_run
 from pfl_bench.runs.runner import run
 from pfl_bench.types import ConfigError
 from privacy.errors import PlanError
-from tests.helpers import make_config
+from tests.helpers import change_checkpoint, make_config
 
 MECHANISMS: dict[str, dict[str, Any]] = {
     "gaussian": {},
@@ -64,3 +69,63 @@ def test_a_run_with_canaries_ends_in_a_summary_or_is_refused(
     written = json.loads((tmp_path / "canaries.json").read_text())
     assert written["lower_bound"] == summary["canaries"]["lower_bound"]
     assert all(entry["verdict"] == "not comparable" for entry in summary["expected"])
+    again = recomputed(tmp_path)
+    assert (again.problems, again.reasons, len(again.rounds)) == ([], [], 2)
+
+
+def recomputed(folder: Path) -> Recomputation:
+    """All rounds of a run, computed again."""
+    seed = read_json(folder / "environment.json")["private_seed"]["value"]
+    opened = open_run(folder, load_config(folder / "config.yaml"))
+    return recompute_run(opened, int(seed, 16), "all")
+
+
+# Of each kind: what is kept of scores, and the first member of canaries.json that follows.
+KEPT: dict[str, tuple[dict[str, Any], str, str]] = {
+    "final": ({"kind": "one_shot", "count": 8}, "scores", "scores"),
+    "every_round": ({"kind": "one_shot", "count": 8, "access": "every_round"}, "scores", "scores"),
+    "guesses": ({"kind": "one_run", "count": 8}, "scores", "scores"),
+    "sums": ({"kind": "one_run", "count": 40, "bound": "independent"}, "matched", "lower_bound"),
+    "steps": ({"kind": "worst_case", "count": 8}, "misses", "trials.misses"),
+}
+
+
+@pytest.mark.parametrize("what", KEPT)
+def test_other_scores_of_canaries_are_found(what: str, tmp_path: Path) -> None:
+    audit, kept, member = KEPT[what]
+    config = make_config(
+        "private_federated",
+        federated__num_rounds=2,
+        federated__cohort_size=20,
+        privacy__noise_cohort_size=None,
+        privacy__noise_multiplier=0.3,
+        privacy__epsilon=None,
+        privacy__audit=audit,
+        checkpoint__every=1,
+    )
+    run(config, tmp_path)
+    assert recomputed(tmp_path).problems == []
+    path = tmp_path / "canaries.json"
+    written = json.loads(path.read_text())
+    *above, key = member.split(".")
+    part = written
+    for name in above:
+        part = part[name]
+    part[key] = [0.9 * score for score in part[key]] if key == "scores" else part[key] + 0.5
+    path.write_text(json.dumps(written))
+    (problem,) = recomputed(tmp_path).problems
+    assert problem.startswith(f"round 2: the canaries' {member} is off by ")
+    del written[member.split(".")[0]]
+    path.write_text(json.dumps(written))
+    (problem,) = recomputed(tmp_path).problems
+    assert "canaries.json has no" in problem
+
+    path.unlink()
+
+    def forget(state: dict[str, Any]) -> None:
+        scores = state["trainer"]["private"]["canaries"]["scores"]
+        scores[kept] = scores[kept] * 0.9 if isinstance(scores[kept], Tensor) else 99
+
+    change_checkpoint(max((tmp_path / "checkpoints").glob("step-*.pt")), forget)
+    (problem,) = recomputed(tmp_path).problems
+    assert problem.startswith(f"round 2: the checkpoint's canaries.scores.{kept} is off by ")

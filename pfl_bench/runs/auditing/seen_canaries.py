@@ -1,0 +1,88 @@
+"""Holds the scores that a run kept of its canaries against those of rounds computed again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pfl_bench.federated.canaries import build_canaries
+from pfl_bench.files import read_json
+from pfl_bench.runs.auditing.kept_state import other_values
+from pfl_bench.runs.auditing.opened import OpenedRun
+from privacy.empirical.canaries import Canaries
+from privacy.plan.plan import PrivacyPlan
+from privacy.reference.round import Round
+
+# Relative, of all scores together: what rounding moves them by is far less.
+_NEAR = 1e-3
+# Members of ``canaries.json`` that follow from what was observed.
+_OBSERVED = ("scores", "trials", "lower_bound")
+
+
+class SeenCanaries:
+    """The canaries of a run, shown rounds of the reference in place of the run's own.
+
+    Args:
+        canaries: As they begin.
+        plan: The run's.
+        folder: The run's.
+        initial: Central parameters before the first round, shape (P,).
+    """
+
+    def __init__(
+        self, canaries: Canaries, plan: PrivacyPlan, folder: Path, initial: Tensor
+    ) -> None:
+        self._canaries, self._plan = canaries, plan
+        self._folder, self._initial = folder, initial
+
+    @classmethod
+    def of(cls, run: OpenedRun, seed: int, initial: Tensor) -> SeenCanaries | None:
+        """Those of a run with this private seed, before its first round; None if it has none."""
+        privacy, plan = run.resolved.config.privacy, run.federated[2]
+        if plan is None or privacy is None or privacy.audit is None:
+            return None
+        canaries = build_canaries(privacy.audit, plan, seed, initial.device)
+        return cls(canaries, plan, run.folder, initial)
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        """Go on from what a checkpoint has."""
+        self._canaries.load_state_dict(saved)
+
+    def see(self, number: int, made: Round) -> None:
+        """Show them a round, from 1; PrivacyError if it is not finite."""
+        assert made.reports is not None
+        self._canaries.know_others(made.reports.float())
+        self._canaries.updates(number, made.bound)
+        mean = (made.total + made.noise) / self._plan.request.cohort_size
+        self._canaries.observe(number, mean.float(), made.central - self._initial)
+
+    def others(self, saved: Mapping[str, Any]) -> Iterator[str]:
+        """Problems of what a checkpoint has of their scores, in words."""
+        own = self._canaries.state_dict()["scores"]
+        return other_values("checkpoint's canaries.scores", saved["scores"], own, _most)
+
+    def others_on_file(self, rounds: int) -> Iterator[str]:
+        """Problems of what ``canaries.json`` has after so many rounds, the last, in words."""
+        plan, found = self._plan, read_json(self._folder / "canaries.json")
+        if found is None:
+            return
+        compose = partial(plan.mechanism.composition, plan.actual.participation)
+        own = self._canaries.result(rounds, plan.actual.delta or 0.0, compose)
+        for key in _OBSERVED:
+            value = own.get(key)
+            known = torch.tensor(value) if isinstance(value, list) else value
+            try:
+                if known is not None:
+                    yield from other_values(f"canaries' {key}", found[key], known, _most)
+            except (KeyError, TypeError, ValueError, RuntimeError):
+                yield f"canaries.json has no {key} of such a form as canaries give"
+
+
+def _most(known: Tensor) -> float:
+    # Of one number, such as a count, a part of 1 too.
+    return _NEAR * max(float(known.double().norm()), float(known.dim() == 0))
