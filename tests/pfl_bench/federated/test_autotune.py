@@ -373,3 +373,9 @@ def test_an_auto_run_is_the_named_one_bit_for_bit_and_resumes_without_the_kept_t
     assert "as the run began" in (tmp_path / "auto" / "run.log").read_text()
     assert digests("auto") == before
     assert torch.equal(central_of(tmp_path / "auto"), central)
+
+
+def test_slots_of_an_engine_without_are_refused(tmp_path: Path) -> None:
+    config = make_config("federated", federated__engine="sequential", federated__engine_lanes=4)
+    with pytest.raises(ConfigError, match="engine_lanes: 4, but the engine 'sequential' has no"):
+        run(config, tmp_path / "run")
