@@ -45,6 +45,11 @@ def check_noise_multiplier(evidence: Evidence, inputs: AuditInputs) -> Finding:
     sound = (stddev >= 0.0) & ~(count < 0.0) & (worth >= actual * (1.0 - 1e-9))
     found.where(f"the noise is worth less than {actual:.6g}", expects & ~sound)
     found.add(not actual >= 0, "the ledger records no noise multiplier")
+    stated = as_number(inputs.statement.get("update_noise_multiplier"))
+    less = expects & (spent**-0.5 * simulated < stated * actual * (1.0 - 1e-9))
+    # Where rounds share noise, what is stated is of all of them.
+    less &= not configured.description.correlates_rounds
+    found.where(f"noise on the updates alone is worth less than {stated:.6g}, as stated", less)
     least, most = float(np.nanmin(worth, initial=np.inf)), float(np.nanmax(worth, initial=0.0))
     text = (
         f"from {least:.6g} to {most:.6g} over {evidence.rounds} rounds; accounted are {actual:.6g} "

@@ -646,6 +646,17 @@ def test_noise_that_drowns_in_rounding_is_skipped_and_says_so() -> None:
     assert "too small to be observed" in checks["noise_scale"].evidence
 
 
+def test_more_noise_on_the_updates_than_there_is_may_not_be_stated() -> None:
+    run = replace(TRUE, rounds=4, adaptive=False)
+    lines = make_lines(run)
+    inputs = read_inputs(run, lines)
+    for factor, outcome in ((1.0, "passed"), (1.1, "failed")):
+        inputs.statement["update_noise_multiplier"] *= factor  # type: ignore[index]
+        checks = {c.name: c for c in _observed_checks(read(lines), inputs)}
+        assert checks["noise_multiplier"].outcome == outcome
+    assert "worth less than 2.2, as stated" in checks["noise_multiplier"].evidence
+
+
 def test_a_run_without_noise_claims_infinity_and_has_no_noise_to_test() -> None:
     run = replace(TRUE, rounds=4)
     lines = make_lines(run)
