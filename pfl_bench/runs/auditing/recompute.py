@@ -266,8 +266,9 @@ class _Work:
             recomputed.carry_on(line, made, allowed)
             if state.devices is not None:
                 found += self._other_devices(number, state.devices)
-            if canaries is not None and not after:
-                found += canaries.others_on_file(number)
+            if canaries is not None:
+                canaries.allow(recomputed.shares(made, allowed), allowed.central)
+                found += [] if after else canaries.others_on_file(number)
             problems = [f"round {number}: {problem}" for problem in [*self._beyond(made), *found]]
             taken = after or trainer.get("mechanism")
             is_open = recomputed.undecided(made, allowed.relative) and made.fraction is not None

@@ -18,10 +18,12 @@ from privacy.empirical.canaries import Canaries
 from privacy.plan.plan import PrivacyPlan
 from privacy.reference.round import Round
 
-# Relative, of all scores together: what rounding moves them by is far less.
+# Relative, of all scores together: what rounding of sums and products alone moves is far less.
 _NEAR = 1e-3
-# Members of ``canaries.json`` that follow from what was observed.
-_OBSERVED = ("scores", "trials", "lower_bound")
+# Scores may be off by so many times the part of a round that rounding explains.
+_TIMES = 4.0
+# Methods whose bound follows from sums that are in no file; of others the scores are.
+_OF_SUMS = ("one_run_gaussian", "one_run_independent")
 
 
 class SeenCanaries:
@@ -39,6 +41,7 @@ class SeenCanaries:
     ) -> None:
         self._canaries, self._plan = canaries, plan
         self._folder, self._initial = folder, initial
+        self._near, self._moved = _NEAR, 0.0
 
     @classmethod
     def of(cls, run: OpenedRun, seed: int, initial: Tensor) -> SeenCanaries | None:
@@ -59,12 +62,22 @@ class SeenCanaries:
         self._canaries.know_others(made.reports.float())
         self._canaries.updates(number, made.bound)
         mean = (made.total + made.noise) / self._plan.request.cohort_size
-        self._canaries.observe(number, mean.float(), made.central - self._initial)
+        moved = made.central - self._initial
+        self._canaries.observe(number, mean.float(), moved)
+        self._moved = float(moved.norm())
+
+    def allow(self, share: float, central: float) -> None:
+        """Take what rounding explains: of the round a part, of the central parameters a distance.
+
+        It is called after each round that was seen, and what is explained of one stays.
+        """
+        away = central / self._moved if self._moved else 0.0
+        self._near = max(self._near, _TIMES * share, _TIMES * away)
 
     def others(self, saved: Mapping[str, Any]) -> Iterator[str]:
         """Problems of what a checkpoint has of their scores, in words."""
         own = self._canaries.state_dict()["scores"]
-        return other_values("checkpoint's canaries.scores", saved["scores"], own, _most)
+        return other_values("checkpoint's canaries.scores", saved["scores"], own, self._most)
 
     def others_on_file(self, rounds: int) -> Iterator[str]:
         """Problems of what ``canaries.json`` has after so many rounds, the last, in words."""
@@ -73,16 +86,16 @@ class SeenCanaries:
             return
         compose = partial(plan.mechanism.composition, plan.actual.participation)
         own = self._canaries.result(rounds, plan.actual.delta or 0.0, compose)
-        for key in _OBSERVED:
+        bound = ("lower_bound",) if own["method"] in _OF_SUMS else ()
+        for key in ("scores", "trials", *bound):
             value = own.get(key)
             known = torch.tensor(value) if isinstance(value, list) else value
             try:
                 if known is not None:
-                    yield from other_values(f"canaries' {key}", found[key], known, _most)
+                    yield from other_values(f"canaries' {key}", found[key], known, self._most)
             except (KeyError, TypeError, ValueError, RuntimeError):
                 yield f"canaries.json has no {key} of such a form as canaries give"
 
-
-def _most(known: Tensor) -> float:
-    # Of one number, such as a count, a part of 1 too.
-    return _NEAR * max(float(known.double().norm()), float(known.dim() == 0))
+    def _most(self, known: Tensor) -> float:
+        # Of one number, such as a count, a part of 1 too.
+        return self._near * max(float(known.double().norm()), float(known.dim() == 0))
