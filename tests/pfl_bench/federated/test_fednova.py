@@ -14,13 +14,13 @@ from torch import Tensor
 from pfl_bench.client.engines.sequential import Options, SequentialEngine
 from pfl_bench.client.forward import Forward
 from pfl_bench.config.loading import ResolvedConfig
-from pfl_bench.federated.algorithms.fednova import normalizer
+from pfl_bench.federated.algorithms.fednova import Normalizes, normalizer
 from pfl_bench.federated.parts import FederatedParts, build_model, build_task
 from pfl_bench.federated.trainer import FederatedTrainer
 from pfl_bench.files import read_metrics
 from pfl_bench.runs.auditing.inputs import central_optimizer
 from pfl_bench.runs.runner import run
-from pfl_bench.types import ConfigError, LocalTraining
+from pfl_bench.types import ClientUpload, ConfigError, LocalResult, LocalTraining
 from privacy.audit.inputs import DataAtHand
 from privacy.errors import PlanError
 from tests.equivalence.test_processes import InTurn
@@ -141,6 +141,18 @@ def test_whose_update_is_lost_does_not_count_for_the_effective_steps(
     others = np.ceil(np.delete(sizes, worst) / 4)
     assert parts.algorithm._effective_steps == pytest.approx(others.mean())  # type: ignore[attr-defined]
     assert trainer.central.isfinite().all()
+
+
+def test_an_update_without_a_step_is_sent_as_it_is() -> None:
+    result = LocalResult(0, torch.zeros(2), 0, 0, torch.tensor(0.0), 0)
+    sent = Normalizes(0.9, True).send(ClientUpload(torch.zeros(2), 1.0, 8.0), result, 1)
+    assert sent.update.tolist() == [0.0, 0.0]
+    assert (sent.scalar, sent.num_bytes) == (0.0, 12.0)
+
+
+@pytest.mark.parametrize(("fixed", "beside"), [(None, 4), (7.0, 0)])
+def test_a_normalizer_that_is_sent_takes_four_bytes(fixed: float | None, beside: int) -> None:
+    assert parts_of(fednova(fixed)).upload_bytes == 4 * P + beside
 
 
 def test_a_private_run_needs_steps_that_nobody_sends(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from pfl_bench.client.engines.sequential import Options, SequentialEngine
 from pfl_bench.client.flat_model import FlatModel
 from pfl_bench.client.forward import Forward
 from pfl_bench.config.loading import ResolvedConfig
+from pfl_bench.federated.algorithms.scaffold import Scaffold
 from pfl_bench.federated.parts import (
     FederatedParts,
     build_engine,
@@ -25,7 +26,7 @@ from pfl_bench.federated.trainer import FederatedTrainer
 from pfl_bench.files import read_metrics
 from pfl_bench.rng import Purpose, stream
 from pfl_bench.runs.runner import run
-from pfl_bench.types import ConfigError, DataFacts, Examples, LocalTraining
+from pfl_bench.types import ConfigError, DataFacts, Examples, LocalResult, LocalTraining
 from privacy.errors import PlanError
 from tests.equivalence.test_processes import InTurn
 from tests.helpers import PRIVACY, central_of, make_config, parts_of
@@ -285,6 +286,22 @@ def test_a_client_whose_update_is_not_finite_leaves_no_trace() -> None:
     assert not state["clients"]
 
 
+@pytest.mark.parametrize(("steps", "rate"), [(0, 0.1), (3, 0.0)])
+def test_a_client_that_takes_no_step_or_has_no_rate_keeps_its_control_variate(
+    steps: int, rate: float
+) -> None:
+    algorithm = Scaffold(LocalTraining(epochs=1, batch_size=4, learning_rate=rate))
+    algorithm.begin(10, torch.zeros(2))
+    own = torch.tensor([1.0, -2.0])
+    algorithm.load_state_dict({"control": torch.tensor([3.0, 4.0]), "clients": {7: own}})
+    result = LocalResult(7, torch.zeros(2), 5, steps, torch.tensor(0.0), 0)
+    algorithm.learn(result, 1.0, 1)
+    algorithm.central_gradient(torch.zeros(2), torch.zeros(2))
+    state = algorithm.state_dict()
+    assert state["clients"][7].tolist() == [1.0, -2.0]
+    assert state["control"].tolist() == [3.0, 4.0]
+
+
 def test_a_run_learns_sends_twice_as_much_and_resumes_to_the_same_bits(tmp_path: Path) -> None:
     config = scaffold(checkpoint={"every": 2, "keep": 10}, federated__num_rounds=8)
     straight, cut = tmp_path / "straight", tmp_path / "cut"
@@ -317,7 +334,7 @@ def test_a_private_run_refuses_it(tmp_path: Path) -> None:
         run(scaffold(privacy=PRIVACY), tmp_path / "run")
 
 
-def test_slots_processes_and_weights_are_refused(tmp_path: Path) -> None:
+def test_slots_processes_weights_and_momentum_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="set engine: sequential, or auto"):
         run(scaffold(federated__engine="vectorized"), tmp_path / "run")
     words = r"what federated\.algorithm 'scaffold' keeps of clients; set federated\.workers: 1"
@@ -325,6 +342,8 @@ def test_slots_processes_and_weights_are_refused(tmp_path: Path) -> None:
         run(scaffold(), tmp_path / "run", group=InTurn(2))
     with pytest.raises(ConfigError, match="set weighting: uniform"):
         run(scaffold(federated__weighting="examples"), tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"local_momentum: 0\.9 with scaffold, whose control"):
+        run(scaffold(federated__local_momentum=0.9), tmp_path / "run")
 
 
 def test_auto_takes_one_process_where_clients_are_remembered() -> None:
