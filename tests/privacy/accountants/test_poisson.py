@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 from unittest import mock
 
@@ -20,6 +21,8 @@ from privacy.accountants.poisson import sampled_pld
 from privacy.accountants.self_composition import self_composed
 
 CASES = [(0.86, 0.5), (1.1, 0.01), (3.0, 0.2), (0.5, 0.003), (8.0, 1e-6), (0.7, 0.999), (1.0, 1.0)]
+# The least loss of a user removed, log(1 - rate), lies on the grid.
+CASES += [(1.0, -math.expm1(-0.008))]
 
 BOUNDS = common.compute_self_convolve_bounds
 
@@ -41,10 +44,13 @@ def assert_equal(ours: Any, theirs: Any) -> None:
         assert np.array_equal(own._probs, other._probs)
 
 
-@pytest.mark.parametrize("count", [2, 50, 63, 64, 3000])
+@pytest.mark.parametrize("count", [2, 5, 50, 63, 64, 3000])
 def test_a_law_of_few_losses_is_composed_as_by_dp_accounting(count: int) -> None:
-    losses = from_randomized_response(0.6, 5, value_discretization_interval=1e-3)
-    assert_equal(self_composed(losses, count), losses.self_compose(count))
+    answers = from_randomized_response(0.6, 5, value_discretization_interval=1e-3)
+    # Bounds of its window at orders next to each other are equal, and the best is elsewhere.
+    rounds = from_gaussian_mechanism(4.0, sampling_prob=1e-3, value_discretization_interval=0.01)
+    for losses in (answers, rounds):
+        assert_equal(self_composed(losses, count), losses.self_compose(count))
 
 
 def test_many_rounds_of_few_losses_are_composed_without_a_power_of_megabytes() -> None:

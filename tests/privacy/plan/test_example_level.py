@@ -78,6 +78,17 @@ def test_noise_alone_has_no_budget_and_both_stop_in_time() -> None:
     assert both.statement(both.max_steps + 1).actual.epsilon > 1.0
 
 
+def test_every_line_of_the_ledger_has_both_settings() -> None:
+    constants = plan().ledger_constants("sha256:0")
+    assert constants["simulated"] == {
+        "population_size": 60_000,
+        "cohort_size": 256,
+        "noise_multiplier": 1.1,
+        "delta": 1e-5,
+    }
+    assert constants["actual"] == constants["simulated"]
+
+
 def test_no_noise_is_noted() -> None:
     statement = plan(noise_multiplier=0.0).statement(1)
     assert statement.actual.epsilon == math.inf

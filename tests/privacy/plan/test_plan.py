@@ -112,6 +112,7 @@ def test_noise_alone_sets_no_budget() -> None:
     assert plan.planned_rounds == 50
     plan.check_round(10**9)
     assert plan.statement(50).budget_epsilon is None
+    assert plan.statement(50, "planned").status == "planned"
 
 
 def test_both_stop_before_the_budget_is_exceeded() -> None:
@@ -123,7 +124,8 @@ def test_both_stop_before_the_budget_is_exceeded() -> None:
     plan.check_round(last)
     assert plan.planned_rounds == last
     assert plan.simulated.epsilon(last) <= 3.0 < plan.simulated.epsilon(last + 1)
-    with pytest.raises(BudgetExceededError, match=f"stop after round {last}"):
+    reached = f"simulated epsilon to {plan.simulated.epsilon(last + 1):.6g}, .*"
+    with pytest.raises(BudgetExceededError, match=reached + f"stop after round {last}"):
         plan.check_round(last + 1)
 
 
@@ -349,6 +351,8 @@ def test_cyclic_sampling_composes_the_rounds_that_one_user_can_be_in() -> None:
     plan = make_plan(request(scheme="cyclic_poisson", separation=7, num_rounds=50))
     composed = plan.simulated.composed(2.0, 50)
     assert composed.count == 8
+    # The noise of some mechanisms is fitted to the rounds and the separation.
+    assert plan.noise == NoiseScale(2.0, 20, 100, num_rounds=50, separation=7)
     assert composed.event.sampling_probability == pytest.approx(0.7)
     assert plan.actual.participation.sampling_probability == pytest.approx(0.14)
     statement = plan.statement(50)
