@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from privacy.accountants.poisson import deltas_of, gaussian_loss, grid_of, sampled_pld
+from privacy.accountants.poisson import deltas_of, gaussian_loss, grid_of
 
 
 def replaced_pld(noise_multiplier: float, rate: float, interval: float) -> Any:
@@ -43,8 +43,6 @@ def replaced_pld(noise_multiplier: float, rate: float, interval: float) -> Any:
     from dp_accounting.pld import privacy_loss_distribution as distributions
     from dp_accounting.pld.pld_pmf import create_pmf_pessimistic_connect_dots_fixed_gap
 
-    if rate == 1.0:
-        return sampled_pld(noise_multiplier, 1.0, interval)
     removed, added = (gaussian_loss(noise_multiplier, rate, removes) for removes in (True, False))
     first, last = grid_of(added, interval)[0], grid_of(removed, interval)[1]
     below = deltas_of(added, False, np.arange(first, 0) * interval)

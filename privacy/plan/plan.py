@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from privacy.accountant import check_composition, check_delta
+from privacy.accountant import check_accountant, check_composition, check_delta
 from privacy.amplification import Participation
 from privacy.errors import BudgetExceededError, PlanError
 from privacy.mechanism import Mechanism, NoiseScale
@@ -198,6 +198,8 @@ def make_plan(request: PlanRequest) -> PrivacyPlan:
     check_participation(request)
     noise_cohort = request.noise_cohort_size or request.cohort_size
     deployment = request.participation(request.population_size, noise_cohort)
+    if probe.description.is_sampled_gaussian:
+        check_accountant(request.accountant, request.scheme)
     check_composition(probe.composition(deployment, 1.0, request.num_rounds), request.accountant)
     noise_multiplier, max_rounds = request.budget.settle(
         deployment, delta, request.num_rounds, probe.composition

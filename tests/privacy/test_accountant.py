@@ -119,6 +119,11 @@ def test_most_orders_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 10 < len(asked) < 40
 
 
+def test_an_order_that_is_excluded_is_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    assert epsilon(1.037, 10, 1000, 500) > 0.0
+    assert not caplog.messages
+
+
 # Origin: dp-accounting 0.6.0 and Opacus, as recorded in the project's facts.
 @pytest.mark.parametrize(
     ("accountant", "noise", "cohort", "wanted", "tolerance"),
@@ -306,7 +311,7 @@ def test_arguments_out_of_range(arguments: dict[str, Any], message: str) -> None
 def test_prv_refuses_deltas_where_it_loses_its_precision() -> None:
     event, adjacency = round_event("poisson", 1.0, 100, 1)
     with pytest.raises(PlanError, match="understate"):
-        compute_epsilon(event, 100, 1e-14, "prv", adjacency)
+        compute_epsilon(event, 100, 9.9e-13, "prv", adjacency)
     assert compute_epsilon(event, 100, 1e-14, "pld", adjacency) > 3.34  # FFT-free lower bound.
 
 
@@ -379,6 +384,14 @@ def test_rounding_of_many_rounds_never_understates_at_small_delta(
     got = compose_epsilon([composition], delta, "pld")
     assert got >= truth
     assert got <= compose_epsilon([composition], delta, "rdp")
+
+
+def test_many_rounds_of_a_large_epsilon_are_tight() -> None:
+    """Exact: at q = 1 they are one Gaussian, of multiplier z / sqrt(T); its grid is coarser."""
+    event = dp_event.PoissonSampledDpEvent(1.0, dp_event.GaussianDpEvent(100.0 / 6.0))
+    got = compose_epsilon([Composition(event, 10_000, ADDED)], 1e-5, "pld")
+    one = compose_epsilon([Composition(dp_event.GaussianDpEvent(1.0 / 6.0), 1, ADDED)], 1e-5, "pld")
+    assert 30.0 < one <= got < 1.001 * one
 
 
 def test_what_no_accountant_can_compute_is_bounded_or_refused() -> None:

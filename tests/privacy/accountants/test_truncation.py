@@ -11,6 +11,7 @@ from dp_accounting import pld
 from scipy import integrate, stats
 
 from privacy.accountant import _PLD_LARGEST_GRID, _least_interval, compute_epsilon
+from privacy.accountants.poisson import sampled_pld
 from privacy.accountants.truncation import crowding, truncated_pld, untruncated
 from privacy.amplification import Participation, sampled_gaussian
 from privacy.calibration import calibrate_noise_multiplier
@@ -88,11 +89,13 @@ def test_enumerated_data_sets_are_dominated() -> None:
     grid, present, absent = densities(population, rate, cap, noise)
     event = sampled_gaussian(users_of(population, 3), noise, 1).event
     event = type(event)(population, rate, cap, noise)
-    loss = truncated_pld(event, 1e-3)
+    loss, simple = truncated_pld(event, 1e-3), untruncated(event)
+    rough = sampled_pld(simple.event.noise_multiplier, simple.sampling_probability, 1e-3)
     for upper, lower in ((present, absent), (absent, present)):
         for at in (0.0, 0.3, 0.8):
             excess = np.maximum(0.0, upper - math.exp(at) * lower)
             assert integrate.trapezoid(excess, grid) <= loss.get_delta_for_epsilon(at) + 1e-9
+            assert loss.get_delta_for_epsilon(at) <= rough.get_delta_for_epsilon(at)
 
 
 @pytest.mark.parametrize(("noise", "rounds"), [(1.0, 100)])

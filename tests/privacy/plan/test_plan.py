@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from privacy.mechanism import Mechanism, NoiseScale
 from privacy.mechanisms import adaptive_gaussian, gaussian, none, tree_aggregation
 from privacy.mechanisms.gaussian import Gaussian
 from privacy.plan.plan import PlanRequest, PrivacyPlan, make_plan
+from privacy.schemes.poisson import Poisson
 from tests.privacy.scheme_settings import with_scheme
 
 
@@ -203,6 +205,19 @@ def test_refusals_say_why_and_what_to_do(changes: dict[str, Any], message: str) 
 def test_numbers_out_of_range(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(PrivacyError, match=message):
         make_plan(request(**changes))
+
+
+def test_an_accountant_that_a_scheme_does_not_name_is_refused_with_and_without_a_budget() -> None:
+    class Loose(Poisson):
+        """Its event bounds Renyi divergences alone."""
+
+        accountants = ("rdp",)
+
+    make_plan(replace(request(), scheme=Loose()))
+    for budget in ({}, {"epsilon": 2.0}, {"epsilon": 2.0, "noise_multiplier": None}):
+        for accountant in ("pld", "prv"):
+            with pytest.raises(PlanError, match=r"does not know Poisson.*use the accountant rdp"):
+                make_plan(replace(request(accountant=accountant, **budget), scheme=Loose()))
 
 
 def test_a_hypothetical_population_is_stated() -> None:
