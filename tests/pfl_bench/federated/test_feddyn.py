@@ -120,5 +120,8 @@ def test_what_it_does_not_serve_is_refused(tmp_path: Path) -> None:
         run(feddyn(federated__engine="vectorized"), tmp_path / "run")
     with pytest.raises(ConfigError, match=r"set federated\.workers: 1"):
         run(feddyn(), tmp_path / "run", group=InTurn(2))
+    attack = {"kind": "label_flip", "corrupted_fraction": 0.1, "labels": "mirror"}
+    with pytest.raises(ConfigError, match="feddyn takes another"):
+        run(feddyn(attack={**attack, "boost": "replace"}), tmp_path / "run")
     with pytest.raises(ConfigError, match=r"federated\.algorithm\.alpha"):
         feddyn(0.0)

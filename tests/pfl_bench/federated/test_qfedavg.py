@@ -148,6 +148,8 @@ def test_what_is_too_large_for_the_sum_is_not_finite(loss: float) -> None:
     sent = send(2.0, loss, torch.ones(3))
     assert math.isfinite(sent.weight)
     assert not bool(sent.update.isfinite().any())
+    # So is a weight that fits, times an update that makes too much of it.
+    assert not bool(send(1.0, 1e20, torch.full((3,), 1e12)).update.isfinite().any())
     # Just below, the sum of a round holds it.
     below = send(2.0, 1e14, torch.ones(3))
     aggregate, mechanism = Aggregate.zeros(3), NoPrivacy()
@@ -162,6 +164,14 @@ def test_what_a_replaced_model_reckons_with_does_not_hold(tmp_path: Path) -> Non
     attack = {"kind": "label_flip", "corrupted_fraction": 0.1, "labels": "mirror"}
     with pytest.raises(ConfigError, match="qfedavg takes another"):
         run(qfedavg(1.0, attack={**attack, "boost": "replace"}), tmp_path / "run")
+
+
+def test_in_a_round_of_rate_0_a_client_counts_for_its_loss_and_moves_nothing() -> None:
+    still = LocalTraining(1, 1, 0.1, schedule=lambda index: 0.0)
+    result = LocalResult(0, torch.zeros(3), 1, 1, torch.zeros(()), 1, 0.5)
+    sent = WeighsByLoss(2.0, still).send(ClientUpload(result.update, 3.0, 12.0), result, 1)
+    assert sent.weight == 3.0 * 0.5**2
+    assert not sent.update.any()
 
 
 def test_a_loss_of_zero_is_no_division_by_zero() -> None:

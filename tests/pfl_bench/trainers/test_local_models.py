@@ -300,6 +300,18 @@ def test_some_clients_only_and_the_others_are_left_out_and_counted(tmp_path: Pat
     assert "8 of its 12 clients have no model" in (tmp_path / "run.log").read_text()
 
 
+def test_clients_that_were_drawn_are_judged_on_their_own_val_examples() -> None:
+    resolved = config(local__num_clients=4)
+    local, _, task = trainer(resolved)
+    for index in range(1, local.total + 1):
+        local.advance(index)
+    state = local.state_dict()
+    assert local._users.tolist() != [0, 1, 2, 3]
+    for place, user in enumerate(local._users.tolist()):
+        best = min(by_hand(resolved, task, user, rate, 3)[1][-1][1] for rate in RATES)
+        assert float(state["loss"][place]) == pytest.approx(best, rel=1e-4)
+
+
 class OneHot:
     """A split whose targets are labels that each are there or not."""
 
