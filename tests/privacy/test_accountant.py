@@ -14,6 +14,7 @@ from hypothesis import example, given, settings
 
 from privacy.accountant import (
     LARGEST_EPSILON,
+    check_composition,
     compose_epsilon,
     compute_epsilon,
     has_no_noise,
@@ -218,8 +219,8 @@ def test_no_rounds_cost_nothing_and_no_noise_costs_everything(accountant: str, s
 
 @every_accountant
 def test_sampling_everybody_by_poisson_is_full_participation(accountant: str) -> None:
-    sampled = epsilon(5.0, 100, 1000, 1000, accountant=accountant)
-    full = epsilon(5.0, 100, 1000, 1000, accountant=accountant, scheme="full")
+    sampled = epsilon(1.0, 4, 1000, 1000, accountant=accountant)
+    full = epsilon(1.0, 4, 1000, 1000, accountant=accountant, scheme="full")
     assert sampled == pytest.approx(full, rel=0.01)
 
 
@@ -237,6 +238,18 @@ def test_prv_says_when_an_epsilon_is_beyond_it() -> None:
     with pytest.raises(PlanError, match="accountant pld or rdp"):
         epsilon(0.1, 1000, cohort=100, accountant="prv")
     assert epsilon(1e-4, 1000, cohort=100, accountant="prv") == math.inf
+
+
+@pytest.mark.parametrize("error", [ValueError, RuntimeError])
+def test_an_error_of_opacus_is_a_refusal(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: Any, **__: Any) -> float:
+        raise error("the mean differs")
+
+    monkeypatch.setattr("opacus.accountants.PRVAccountant.get_epsilon", failing)
+    with pytest.raises(PlanError, match="the mean differs; use the accountant pld or rdp"):
+        epsilon(1.2345, accountant="prv")
 
 
 def test_fixed_size_is_replace_one_with_twice_the_sensitivity() -> None:
@@ -265,11 +278,27 @@ def test_fixed_size_by_prv_is_refused() -> None:
         epsilon(accountant="prv", scheme="fixed_size")
 
 
-def test_an_event_under_another_adjacency_is_refused() -> None:
-    event, _ = round_event("poisson", 1.0, 100, 10)
-    for other in ("replace-one", "zero-out"):
-        with pytest.raises(PlanError, match="add-or-remove-one adjacency"):
-            compute_epsilon(event, 1, 1e-5, "rdp", other)
+_GAUSSIAN, _LAPLACE = dp_event.GaussianDpEvent(1.0), dp_event.LaplaceDpEvent(1.0)
+
+
+@pytest.mark.parametrize(
+    ("event", "allowed"),
+    [
+        (dp_event.PoissonSampledDpEvent(0.1, _GAUSSIAN), {ADDED}),
+        (dp_event.PoissonSampledDpEvent(0.1, _LAPLACE), {ADDED}),
+        (dp_event.TruncatedSubsampledGaussianDpEvent(100, 0.1, 20, 1.0), {ADDED}),
+        (dp_event.SampledWithoutReplacementDpEvent(100, 10, _GAUSSIAN), {"replace-one"}),
+        (dp_event.RandomizedResponseDpEvent(0.5, 2), {"replace-one"}),
+        (_LAPLACE, {ADDED, "zero-out"}),
+        (_GAUSSIAN, {ADDED, "zero-out", "replace-one"}),
+    ],
+)
+def test_an_event_under_another_adjacency_is_refused(event: Any, allowed: set[str]) -> None:
+    for adjacency in allowed:
+        check_composition(Composition(event, 1, adjacency), "pld")
+    for other in {ADDED, "zero-out", "replace-one"} - allowed:
+        with pytest.raises(PlanError, match="adjacency, not"):
+            compute_epsilon(event, 1, 1e-5, "pld", other)
 
 
 @pytest.mark.parametrize(
@@ -457,8 +486,12 @@ def test_what_rounding_may_get_wrong_of_delta_is_set_aside(monkeypatch: pytest.M
     assert compose_epsilon(many, 1.25e-12, "pld") == compose_epsilon(many, 1.25e-12, "rdp")
     with pytest.raises(PlanError, match="beyond the precision"):
         compose_epsilon(many, 1.25e-12, "prv")
-    one = Composition(sampled, 1000, ADDED)
-    assert [is_exact(one, 2.0**-50 * (1000 + 1) * part) for part in (0.99, 1.01)] == [False, True]
+    fixed, _ = round_event("fixed_size", 1.0, 1000, 10)
+    cut, _ = round_event("truncated_poisson", 1.0, 1000, 10)
+    for event in (sampled, fixed, cut, dp_event.RandomizedResponseDpEvent(0.5, 2)):
+        one = Composition(event, 1000, ADDED)
+        found = [is_exact(one, 2.0**-50 * (1000 + 1) * part) for part in (0.99, 1.01)]
+        assert found == [False, True]
 
 
 def test_noise_that_is_missing_is_found_wherever_something_is_released() -> None:

@@ -79,7 +79,8 @@ def test_noise_alone_has_no_budget_and_both_stop_in_time() -> None:
 
 
 def test_every_line_of_the_ledger_has_both_settings() -> None:
-    constants = plan().ledger_constants("sha256:0")
+    constants = plan(plugins={"mine": "sha256:1"}).ledger_constants("sha256:0")
+    assert constants["plugins"] == {"mine": "sha256:1"}
     assert constants["simulated"] == {
         "population_size": 60_000,
         "cohort_size": 256,
@@ -87,6 +88,12 @@ def test_every_line_of_the_ledger_has_both_settings() -> None:
         "delta": 1e-5,
     }
     assert constants["actual"] == constants["simulated"]
+
+
+def test_a_statement_says_what_is_planned_and_by_which_plug_ins() -> None:
+    statement = plan(plugins={"mine": "sha256:1"}).statement(5, "planned")
+    assert statement.status == "planned"
+    assert "at hand: mine (sha256:1)" in " ".join(statement.notes)
 
 
 def test_no_noise_is_noted() -> None:

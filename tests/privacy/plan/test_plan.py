@@ -115,6 +115,9 @@ def test_noise_alone_sets_no_budget() -> None:
     plan.check_round(10**9)
     assert plan.statement(50).budget_epsilon is None
     assert plan.statement(50, "planned").status == "planned"
+    done = plan.statement(9)
+    assert done.simulated.epsilon == plan.simulated.epsilon(9) < plan.simulated.epsilon(50)
+    assert done.actual.epsilon == plan.actual.epsilon(9) < plan.actual.epsilon(50)
 
 
 def test_both_stop_before_the_budget_is_exceeded() -> None:
@@ -372,9 +375,11 @@ def test_cyclic_sampling_composes_the_rounds_that_one_user_can_be_in() -> None:
     assert plan.actual.participation.sampling_probability == pytest.approx(0.14)
     statement = plan.statement(50)
     assert statement.simulated.separation == 7
+    assert statement.simulated.sampling_probability == pytest.approx(0.7)
     assert any("7 groups" in note for note in statement.notes)
     entry = plan.ledger_constants()
     assert (entry["sampling"], entry["separation"]) == ("cyclic_poisson", 7)
+    assert entry["simulated"]["sampling_probability"] == pytest.approx(0.7)
 
 
 def test_groups_larger_than_the_population_are_refused() -> None:

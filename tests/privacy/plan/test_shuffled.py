@@ -119,12 +119,12 @@ def test_statistics_are_composed_with_the_steps_and_before_them() -> None:
     assert without.statement(3000).actual.epsilon == pytest.approx(alone)
     # What is left of a budget goes to the steps.
     budget = {"epsilon": 2.0, "noise_multiplier": None}
-    calibrated = plan(**budget, statistics=statistics)
+    calibrated = plan(**budget, statistics=statistics, clip_norm=0.5)
     assert 1.99 < calibrated.statement(3000).actual.epsilon <= 2.0
     assert calibrated.noise_multiplier > plan(**budget).noise_multiplier
     constants = calibrated.ledger_constants("sha256:0")["mechanism_options"]
     claimed = {"noise_multiplier": 8.0, "mean_clip_norm": 1.0, "square_clip_norm": 0.1}
-    assert json_equal(constants, {"clip_norm": 1.0, "statistics": claimed})
+    assert json_equal(constants, {"clip_norm": 0.5, "statistics": claimed})
     clip = calibrated.statement(3000).clip
     assert (clip["statistics_noise_multiplier"], clip["mean_clip_norm"]) == (8.0, 1.0)
     assert clip["square_clip_norm"] == 0.1
