@@ -145,6 +145,7 @@ def test_numpy_s_numbers_are_numbers() -> None:
         ({"mechanism": {"bands": 2}}, ConfigError, "a mapping with a name and options"),
         ({"mechanism": {"name": "laplace", "band": 2}}, ConfigError, "unknown key"),
         ({"mechanism": {"name": "laplace", "clip_norm": -1.0}}, ConfigError, "clip_norm"),
+        ({"mechanism": {"name": "gaussian", "clip": 1.0}}, ConfigError, "clip: unknown key"),
         ({"mechanism": "laplce"}, PluginError, "did you mean 'laplace'"),
         ({"mechanism": "none"}, PrivacyError, "neither clips nor noises"),
         ({"num_rounds": -1}, PrivacyError, "at least 0"),
@@ -157,6 +158,7 @@ def test_numpy_s_numbers_are_numbers() -> None:
         ({"accountant": "rpd"}, PrivacyError, "must be one of"),
         ({"sampling": "fixed_size", "accountant": "prv"}, PrivacyError, "does not know"),
         ({"max_participations": 3}, PrivacyError, "max_participations is 3"),
+        ({"sampling": "selected", "max_participations": 0}, PrivacyError, "left out for no cap"),
         ({"sampling": "selected", "max_participations": "3"}, ConfigError, "must be a whole"),
     ],
 )

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pfl_bench.config.loading import ResolvedConfig
-from pfl_bench.federated.compression import count_sketch, quantization, top_k
+from pfl_bench.federated.compression import Compression, count_sketch, quantization, top_k
 from pfl_bench.files import read_metrics
 from pfl_bench.runs.runner import run
-from pfl_bench.types import ClientUpload, ConfigError, LocalResult, UpdateTransform
+from pfl_bench.types import ClientUpload, ConfigError, LocalResult, PluginError, UpdateTransform
 from privacy.clipping import add_clipped_
 from privacy.errors import PlanError
 from privacy.ledger import read_ledger
@@ -197,6 +197,12 @@ def test_the_median_is_torch_s(rows: int) -> None:
 def test_even_rows_are_refused() -> None:
     with pytest.raises(ValueError, match="must be odd; try 3 or 5"):
         count_sketch.Options(columns=10, k=3, rows=4)
+
+
+@pytest.mark.parametrize("num_bytes", [0, -1, math.nan])
+def test_a_compression_to_nothing_is_refused(num_bytes: Any) -> None:
+    with pytest.raises(PluginError, match="must be what a compressed update takes, above 0"):
+        Compression(650, num_bytes)
 
 
 @pytest.mark.parametrize("options", [{}, {"fraction": 0.1, "k": 3}])

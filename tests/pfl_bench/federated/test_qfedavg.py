@@ -213,3 +213,9 @@ def test_slots_and_a_negative_q_are_refused(tmp_path: Path) -> None:
         run(qfedavg(1.0, federated__engine="vectorized"), tmp_path / "run")
     with pytest.raises(ConfigError, match=r"federated\.algorithm\.q"):
         qfedavg(-1.0)
+
+
+@pytest.mark.parametrize("key", ["local_momentum", "local_weight_decay"])
+def test_steps_that_are_not_plain_sgd_s_are_refused(key: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"federated\.{key}: 0\.5 with qfedavg, which"):
+        run(qfedavg(1.0, **{f"federated__{key}": 0.5}), tmp_path / "run")
