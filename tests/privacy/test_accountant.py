@@ -330,6 +330,7 @@ def test_events_that_nobody_here_accounts(event: Any) -> None:
         ({"scheme": "shuffle"}, "scheme is 'shuffle'"),
         ({"scheme": "full"}, "make them equal"),
         ({"scheme": "fixed_size", "cohort": 1.5}, "whole number"),
+        ({"scheme": "fixed_size", "cohort": 1001}, "more than population_size"),
     ],
 )
 def test_arguments_out_of_range(arguments: dict[str, Any], message: str) -> None:

@@ -16,6 +16,7 @@ from privacy.errors import BudgetExceededError, PlanError, PrivacyError
 from privacy.mechanism import Mechanism, NoiseScale
 from privacy.mechanisms import adaptive_gaussian, gaussian, none, tree_aggregation
 from privacy.mechanisms.gaussian import Gaussian
+from privacy.plan.budget import Budget
 from privacy.plan.plan import PlanRequest, PrivacyPlan, make_plan
 from privacy.schemes.poisson import Poisson
 from tests.privacy.scheme_settings import with_scheme
@@ -112,6 +113,7 @@ def test_noise_alone_sets_no_budget() -> None:
     plan = make_plan(request())
     assert plan.max_rounds is None
     assert plan.planned_rounds == 50
+    assert request(accountant="pld").budget == Budget(None, 2.0, 1e-5, "pld")
     plan.check_round(10**9)
     assert plan.statement(50).budget_epsilon is None
     assert plan.statement(50, "planned").status == "planned"
@@ -367,7 +369,8 @@ def test_ledger_entries_hold_what_an_audit_needs(build: Any) -> None:
 
 def test_cyclic_sampling_composes_the_rounds_that_one_user_can_be_in() -> None:
     plan = make_plan(request(scheme="cyclic_poisson", separation=7, num_rounds=50))
-    composed = plan.simulated.composed(2.0, 50)
+    composed = plan.simulated.composed(3.0, 50)
+    assert composed.event.event.noise_multiplier == 3.0
     assert composed.count == 8
     # The noise of some mechanisms is fitted to the rounds and the separation.
     assert plan.noise == NoiseScale(2.0, 20, 100, num_rounds=50, separation=7)

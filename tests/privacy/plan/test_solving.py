@@ -147,18 +147,24 @@ def test_one_user_has_no_default_delta() -> None:
 
 
 def test_a_mechanisms_own_composition_is_searched() -> None:
-    def halved(participation: Participation, noise: float, rounds: int) -> Composition:
+    def weaker(participation: Participation, noise: float, rounds: int) -> Composition:
         from dp_accounting import dp_event
 
-        return Composition(dp_event.GaussianDpEvent(noise / 2), rounds, "add-or-remove-one")
+        noise *= 5.0 / participation.cohort_size
+        return Composition(dp_event.GaussianDpEvent(noise), rounds, "add-or-remove-one")
 
     question = Question(2.0, None, 16, 10, 1000, delta=1e-5)
     # 16 Gaussians of multiplier z / 2 are one of z / 8.
     one = solve(replace(question, rounds=1, scheme=Full(), cohort_size=1000)).value
-    assert solve(question, halved).value == pytest.approx(8 * one, rel=2e-4)
-    # The cohort changes nothing, so that everybody may come.
-    everybody = solve(replace(question, noise_multiplier=9 * one, cohort_size=None), halved)
-    assert everybody.value == 1000
+    assert solve(question, weaker).value == pytest.approx(8 * one, rel=2e-4)
+    for unknown, wanted in (("rounds", 16), ("cohort_size", 10)):
+        asked = replace(question, noise_multiplier=8.001 * one)
+        found = solve(replace(asked, **{unknown: None}), weaker)
+        assert found.beyond is not None
+        assert (found.value, found.beyond[0]) == (wanted, wanted + 1)
+        assert found.epsilon == asked.epsilon_at(weaker) <= 2.0
+        following = replace(asked, **{unknown: wanted + 1})
+        assert found.beyond[1] == following.epsilon_at(weaker) > 2.0
 
 
 @pytest.mark.parametrize(
