@@ -22,11 +22,12 @@ import torch
 
 from pfl_bench import plugins
 from pfl_bench.config.loading import ResolvedConfig
+from pfl_bench.federated.central_gradient import write_gradient
 from pfl_bench.federated.state_watch import ClientWatch, StateWatch
 from pfl_bench.runs.audit import audit_run
 from pfl_bench.runs.runner import run
 from pfl_bench.types import PluginError, Stateful
-from tests.helpers import central_of, make_config
+from tests.helpers import central_of, make_config, parts_of
 
 HEAD = """
 '''An algorithm of a user's own.'''
@@ -194,7 +195,11 @@ RETURNS = """
 """
 HALF = """
     def central_gradient(self, mean_update, out):
-        torch.neg(mean_update[1:], out=out[1:])
+        torch.neg(mean_update[:-1], out=out[:-1])
+"""
+SHAPED = """
+    def central_gradient(self, mean_update, out):
+        out.data = -mean_update.view(1, -1)
 """
 BEFORE = """
     def central_gradient(self, mean_update, out):
@@ -207,9 +212,10 @@ BEFORE = """
     [
         (RETURNS, "central_gradient returns a Tensor, which nothing reads: write the gradient"),
         (HALF, "central_gradient leaves 1 of the 650 elements of `out` NaN"),
+        (SHAPED, "central_gradient gives `out` the shape (1, 650), where it has (650,)"),
         (BEFORE, "central_gradient leaves 650 of the 650 elements of `out` NaN"),
     ],
-    ids=["returned", "half", "read"],
+    ids=["returned", "half", "shaped", "read"],
 )
 def test_a_gradient_that_is_not_written_is_refused_with_its_file(
     hook: str, words: str, plant: Plant, tmp_path: Path
@@ -219,6 +225,12 @@ def test_a_gradient_that_is_not_written_is_refused_with_its_file(
         run(own(), tmp_path / "run")
     assert words in str(refused.value)
     assert re.match(r".*/own\.py: Own\.", str(refused.value))
+
+
+def test_training_that_diverges_is_not_said_to_leave_its_gradient_unwritten() -> None:
+    update, out = torch.tensor([1.0, torch.nan, -torch.inf]), torch.zeros(3)
+    write_gradient(parts_of(make_config("federated")).algorithm, update, out)
+    torch.testing.assert_close(out, -update, equal_nan=True)
 
 
 def test_an_algorithm_without_local_training_is_refused_with_its_file(
