@@ -14,14 +14,17 @@ from typing import Any
 import pytest
 
 from pfl_bench.client import machine
+from pfl_bench.federated.trainer import FederatedTrainer
 from pfl_bench.federated.workers.messages import Built, await_workers
 from pfl_bench.runs.audit import audit_run
 from pfl_bench.runs.runner import run
+from pfl_bench.simulation.devices.cohorts import digest_of, open_devices
 from pfl_bench.types import ConfigError, RunFolderError
 from privacy.audit.check import Check
 from privacy.ledger import read_ledger
 from tests import warm
-from tests.helpers import REPOSITORY, make_config, seed_of
+from tests.equivalence.test_processes import InTurn
+from tests.helpers import REPOSITORY, make_config, parts_of, seed_of
 
 NOISE = {
     "privacy__nonce": None,
@@ -177,6 +180,36 @@ def test_central_training_is_resumed_under_its_own_seed_alone(
     monkeypatch.setattr(machine, "code_digest", lambda: "sha256:other")
     with pytest.raises(RunFolderError, match="private_seed"):
         run(config, tmp_path, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("engine", "size", "sums"),
+    [
+        ({"engine": "sequential"}, 1, "sequential, 8 shards"),
+        ({"engine": "sequential"}, 2, "sequential, 8 shards"),
+        ({"engine": "vectorized", "engine_lanes": 3}, 1, "vectorized, 3 slots, 1 shards"),
+        (
+            {"engine": "vectorized", "engine_lanes": 3},
+            2,
+            "vectorized, 3 slots, 2 threads in turn, 2 shards",
+        ),
+    ],
+)
+def test_the_seed_takes_in_what_the_run_has_at_hand(
+    engine: dict[str, Any], size: int, sums: str, tmp_path: Path
+) -> None:
+    changes = {f"federated__{key}": value for key, value in engine.items()}
+    source = {"source": {"name": "generated"}}
+    parts = parts_of(
+        make_config("private_federated", systems=source, federated__sampling="selected", **changes)
+    )
+    trainer = FederatedTrainer(parts, tmp_path, lambda text: None, InTurn(size))
+    devices = open_devices(parts.resolved, parts.split.num_users)
+    given = trainer.private_seed.parts
+    assert given["data"] == parts.task.facts.checksum
+    assert given["initial_model"] == parts.model.initial_digest
+    assert given["engine"] == sums
+    assert given["simulated_devices"] == digest_of(devices)
 
 
 def test_a_nonce_pins_the_seed_whatever_else_changes() -> None:
