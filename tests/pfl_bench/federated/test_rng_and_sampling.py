@@ -2,16 +2,24 @@ from __future__ import annotations
 
 import itertools
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from scipy import stats
 
-from pfl_bench.federated.sampling import Sampler, build_sampler
+from pfl_bench.federated.sampling import (
+    SampledParticipants,
+    Sampler,
+    build_participants,
+    build_sampler,
+    draw_members,
+)
 from pfl_bench.rng import Purpose, seed_torch, stream
 from pfl_bench.types import ConfigError
 from privacy.sampling_scheme import Participation, scheme_named
+from tests.helpers import make_config, parts_of
 
 
 def test_a_stream_is_named_by_all_of_its_parts() -> None:
@@ -82,10 +90,22 @@ def test_fixed_size_sampling_is_uniform_over_users() -> None:
     assert stats.chisquare(np.bincount(np.concatenate(draws))).pvalue > 1e-4
 
 
-@pytest.mark.parametrize(("scheme", "cohort"), [("poisson", 21), ("fixed_size", 0), ("full", 3)])
-def test_a_cohort_that_does_not_fit_is_refused(scheme: str, cohort: int) -> None:
-    with pytest.raises(ConfigError, match="cohort_size"):
+@pytest.mark.parametrize(
+    ("scheme", "cohort", "words"),
+    [("poisson", 21, "outside 1..20"), ("fixed_size", 0, "outside 1..20"), ("full", 3, "all 20")],
+)
+def test_a_cohort_that_does_not_fit_is_refused(scheme: str, cohort: int, words: str) -> None:
+    with pytest.raises(ConfigError, match=rf"federated\.cohort_size: .*{words}"):
         build_sampler(scheme_named(scheme), 20, cohort)
+
+
+def test_shadow_runs_toss_a_fair_coin_of_their_own_for_each_user() -> None:
+    """An attack's bound on epsilon counts guesses of such coins."""
+    first, second = (draw_members(3, shadow, 40_000) for shadow in (1, 2))
+    for heads in (first, second, first == second):
+        # Four standard deviations are 400.
+        assert int(heads.sum()) == pytest.approx(20_000, abs=400)
+    assert not np.array_equal(first, draw_members(4, 1, 40_000))
 
 
 def cyclic(num_users: int = 400, cohort: int = 20, separation: int = 10) -> Sampler:
@@ -104,6 +124,21 @@ def test_cyclic_rounds_of_one_user_are_apart_by_a_multiple_of_the_separation() -
     assert all(gap % 10 == 0 and gap > 0 for gap in gaps)
     # 20 cycles at q_g = 20 * 10 / 400: each user is in about 10 rounds; 4,000 draws in all.
     assert sum(map(len, seen.values())) == pytest.approx(4000, abs=4 * math.sqrt(400 * 20 / 4))
+
+
+def test_groups_are_drawn_by_the_seed_of_noise_and_take_turns(tmp_path: Path) -> None:
+    """Which a private run derives, so that none shares its groups."""
+    changes = {"federated__sampling": "cyclic_poisson", "federated__separation": 3}
+    parts = parts_of(make_config("federated", **changes))
+    found = build_participants(parts, None, 2**70, tmp_path)
+    assert isinstance(found, SampledParticipants)
+    users = Participation.named("cyclic_poisson", 60, 12, 3)
+    expected = users.scheme.assign(users, stream(2**70, Purpose.SAMPLING, 0))
+    assert expected is not None
+    np.testing.assert_array_equal(found._sampler.groups, expected)
+    for index in range(1, 7):  # each group has its turn
+        drawn = found.draw(index, stream(0, Purpose.SAMPLING, index))
+        assert set(expected[drawn].tolist()) == {(index - 1) % 3}
 
 
 def test_groups_are_drawn_uniformly() -> None:
@@ -132,7 +167,7 @@ def test_a_user_more_changes_no_other_user_s_group() -> None:
 
 @pytest.mark.parametrize(
     ("scheme", "cohort", "separation", "message"),
-    [("cyclic_poisson", 20, 21, "at most 20"), ("poisson", 20, 2, "cyclic_poisson")],
+    [("cyclic_poisson", 19, 22, r"at most 21\.$"), ("poisson", 20, 2, "cyclic_poisson")],
 )
 def test_separations_that_cannot_be_kept(
     scheme: str, cohort: int, separation: int, message: str
