@@ -178,6 +178,17 @@ def test_updates_that_are_not_finite_are_left_out_and_counted(name: str) -> None
 
 
 @pytest.mark.parametrize("name", ROBUST)
+def test_updates_of_any_precision_are_combined_in_float32(name: str) -> None:
+    halves = torch.from_numpy(drawn()).half()
+    mechanism, aggregate = built(name, **ROBUST[name]), Aggregate.zeros(halves.shape[1])
+    for update in halves:
+        mechanism.accumulate(aggregate, update, 1.0)
+    result = mechanism.release(aggregate, UNUSED).mean_update.numpy()
+    np.testing.assert_array_equal(result, combined(mechanism, halves.float().numpy()))
+    assert result.dtype == np.float32
+
+
+@pytest.mark.parametrize("name", ROBUST)
 def test_a_round_without_clients_moves_nothing(name: str) -> None:
     release = built(name, **ROBUST[name]).release(Aggregate.zeros(5), UNUSED)
     assert torch.equal(release.mean_update, torch.zeros(5))

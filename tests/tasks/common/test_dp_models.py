@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,14 +11,18 @@ import pytest
 import torch
 from torch import nn
 
+from pfl_bench.client.flat_model import FlatModel
 from pfl_bench.data import open_store
 from pfl_bench.plugins import MODEL, build
-from pfl_bench.types import ConfigError, DataFacts, NormalizesByStatistics
+from pfl_bench.trainers.private_statistics import release_statistics
+from pfl_bench.types import ConfigError, DataFacts, Examples, NormalizesByStatistics
+from privacy.noise.feature_statistics import FeatureStatistics
 from tasks.common.images.models import FixedNormalization, Options, draw_he_normal
 from tasks.common.images.store import FeatureOptions, Images, write_images
 from tasks.common.vision.pictures import IMAGENET_MEAN, IMAGENET_STD
 from tasks.common.vision.scattering import COEFFICIENTS, Standardized, scattering
 
+CPU = torch.device("cpu")
 # By kymatio 0.3.0, ScatteringTorch2D(J=2), of the images of ``pattern``: the sum, and some places.
 KYMATIO: dict[tuple[int, int], tuple[float, dict[tuple[int, int, int], float]]] = {
     (1, 28): (
@@ -132,6 +137,23 @@ def test_features_are_normalised_by_the_given_statistics() -> None:
         inputs[:, 5] += 1000.0
         assert torch.equal(whole, model(inputs).mean())
     assert abs(float(whole)) < 1e-2
+
+
+def test_released_statistics_are_those_of_all_training_examples() -> None:
+    rng = np.random.default_rng(0)
+    inputs = torch.from_numpy(rng.normal(rng.normal(size=(2500, 3, 1, 1)), 2.0, (2500, 3, 2, 2)))
+    model = FlatModel(Standardized(3, nn.Sequential(nn.Flatten(), nn.Linear(12, 2))), CPU)
+    split: Any = SimpleNamespace(
+        num_examples=2500, read_examples=lambda block, _: Examples(inputs[block], inputs[block])
+    )
+    forward: Any = SimpleNamespace(prepare=lambda given, draws: given)
+    request = FeatureStatistics(1e-9, 1e3, 1e3)
+    record = release_statistics(request, model, split, forward, np.random.default_rng(1))
+    means = inputs.mean(dim=(0, 2, 3))
+    torch.testing.assert_close(model.module.mean, means.float(), rtol=0, atol=1e-6)
+    variances = inputs.square().mean(dim=(0, 2, 3)) - means**2
+    torch.testing.assert_close(model.module.scale, variances.rsqrt().float(), rtol=1e-4, atol=0)
+    assert record["mean"]["count"] == record["square"]["count"] == 3
 
 
 def test_prepared_features_are_those_of_normalised_pixels(tmp_path: Path) -> None:
