@@ -299,6 +299,15 @@ def compressed(compression: dict[str, Any], **changes: Any) -> ResolvedConfig:
     return make_config("federated", federated__compression=compression, **changes)
 
 
+def test_draws_are_by_the_seed_of_the_run() -> None:
+    update = torch.randn(P, generator=torch.Generator().manual_seed(0))
+    for seed in (3, 4):
+        parts = parts_of(compressed(QUANTIZATION, seed=seed))
+        alike = transform(quantization, seed=seed, levels=7)
+        sent = send(parts.transforms["compression"], update).update
+        assert torch.equal(sent, send(alike, update).update)
+
+
 @pytest.mark.parametrize("compression", STATELESS, ids=lambda c: str(c["name"]))
 def test_runs_learn_say_their_bytes_and_are_the_same_for_any_processes(
     compression: dict[str, Any], tmp_path: Path
