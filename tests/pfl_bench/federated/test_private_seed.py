@@ -7,11 +7,13 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from pfl_bench.client import machine
 from pfl_bench.federated.trainer import FederatedTrainer
@@ -320,3 +322,22 @@ def test_a_process_that_computes_otherwise_is_refused_in_private_runs(is_private
         return
     with pytest.raises(ConfigError, match=r"process 1 .*versions\.torch 2\.9\.0 -> 2\.8\.0"):
         await_workers(_WorkerGroup(other), own)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("setting", ["federated", "private_federated"])
+def test_a_private_run_s_worker_with_other_code_is_refused_before_round_1(
+    setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = machine.identity
+
+    def identity(device: torch.device) -> dict[str, Any]:
+        is_worker = threading.current_thread() is not threading.main_thread()
+        return known(device) | ({"code": "sha256:0"} if is_worker else {})
+
+    monkeypatch.setattr(machine, "identity", identity)
+    parts = parts_of(make_config(setting))
+    if setting == "federated":
+        FederatedTrainer(parts, tmp_path, lambda text: None, InTurn(2))
+        return
+    with pytest.raises(ConfigError, match=r"process 1 computes otherwise than this one \(code"):
+        FederatedTrainer(parts, tmp_path, lambda text: None, InTurn(2))
