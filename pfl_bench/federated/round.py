@@ -89,12 +89,13 @@ def run_round(
     with phase("central step"):
         rate = step(release.mean_update, index)
     rounds.watch(index, release, run.central)
+    taken = run.participants.finish(index, users, counted)
     run.watch.check(index)
     return {
         "train/cohort_size": float(len(users)),
         "train/num_nonfinite": float(aggregate.num_nonfinite),
         "train/central_learning_rate": rate,
-        **run.participants.finish(index, users, counted),
+        **taken,
         **_scalars(run, index, release, counted, contributions),
         **rounds.scalars(release, num_clipped / max(1, contributions)),
     }

@@ -383,6 +383,46 @@ def test_other_plug_ins_that_learn_resume_bit_for_bit(
     assert torch.equal(central_of(tmp_path / "killed"), central_of(tmp_path / "whole"))
 
 
+TRANSFORM = """
+        from pfl_bench.types import UpdateTransform
+
+        class Counts(UpdateTransform):
+            uploads = 0
+
+            def send(self, upload, result, round_index):
+                self.uploads += 1
+                return upload
+            __state__
+
+        self.transform = Counts()
+"""
+
+
+@pytest.mark.parametrize(
+    ("key", "attribute"),
+    [("aggregation", "momentum"), ("compression", "sums"), ("selection", "times")],
+)
+def test_an_attribute_that_another_plug_in_s_own_state_lacks_is_refused(
+    key: str, attribute: str, plant: Plant, tmp_path: Path
+) -> None:
+    kind, text, more = OTHERS[key]
+    plant(kind, "own", text.replace("\ndef build", OWN_STATE + "\ndef build"))
+    changes = {f"federated__{key}": {"name": "own"}, **more}
+    wanted = rf"federated\.{key} 'own': its attribute '{attribute}'.* changed in round 1"
+    with pytest.raises(PluginError, match=wanted):
+        run(make_config("federated", **changes), tmp_path / "run")
+
+
+def test_an_attribute_that_the_state_of_an_algorithm_s_transform_lacks_is_refused(
+    plant: Plant, tmp_path: Path
+) -> None:
+    state = OWN_STATE.replace("\n", "\n" + 8 * " ")
+    plant(plugins.ALGORITHM, "own", HEAD + TRANSFORM.replace("            __state__", state))
+    wanted = "federated.algorithm 'own', its transform: its attribute 'uploads' changed in round 1"
+    with pytest.raises(PluginError, match=wanted):
+        run(own(), tmp_path / "run")
+
+
 class Everything(Stateful):
     """One of each kind of value that is saved by itself."""
 
