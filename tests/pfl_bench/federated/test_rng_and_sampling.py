@@ -108,6 +108,17 @@ def test_shadow_runs_toss_a_fair_coin_of_their_own_for_each_user() -> None:
     assert not np.array_equal(first, draw_members(4, 1, 40_000))
 
 
+@pytest.mark.parametrize("shadow", [0, 1])
+def test_a_shadow_run_s_users_follow_from_its_seed_alone(shadow: int, tmp_path: Path) -> None:
+    """Which an attack knows; the seed of a private run's noise takes in what it does not."""
+    changes = {"federated__sampling": "full", "federated__cohort_size": 60}
+    parts = parts_of(make_config("federated", federated__shadow=shadow, **changes))
+    found = build_participants(parts, None, 2**70, tmp_path)
+    expected = draw_members(parts.resolved.config.seed, shadow, 60)
+    drawn = found.draw(1, stream(0, Purpose.SAMPLING, 1))
+    assert drawn.tolist() == np.flatnonzero(expected).tolist()
+
+
 def cyclic(num_users: int = 400, cohort: int = 20, separation: int = 10) -> Sampler:
     scheme = scheme_named("cyclic_poisson", separation)
     return build_sampler(scheme, num_users, cohort, stream(3, Purpose.SAMPLING))

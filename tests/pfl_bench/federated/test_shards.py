@@ -166,6 +166,16 @@ def test_the_work_that_is_expected_is_what_a_round_of_everybody_does(
     assert expected.examples == pytest.approx(done["systems/examples"])
 
 
+def test_the_bytes_that_are_expected_are_those_of_all_rounds(tmp_path: Path) -> None:
+    changes = {"federated__sampling": "full", "federated__cohort_size": 60}
+    compression = {"name": "top_k", "k": 7}
+    config = make_config("federated", federated__compression=compression, **changes)
+    expected = FederatedTrainer(parts_of(config), tmp_path, lambda text: None).expected_work()
+    # Of 650 parameters; 7 values in 32 bits, and their places in 10.
+    rounds = 6 * 60
+    assert (expected.bytes_down, expected.bytes_up) == (rounds * 650 * 4, rounds * 37)
+
+
 @given(st.integers(1, 200), st.floats(0.01, 1.0))
 def test_a_step_of_a_part_has_the_examples_that_it_trains_on(size: int, part: float) -> None:
     local = LocalTraining(1, 10, 0.1, batch_fraction=part)
