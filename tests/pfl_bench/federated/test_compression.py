@@ -308,6 +308,11 @@ def test_draws_are_by_the_seed_of_the_run() -> None:
         assert torch.equal(sent, send(alike, update).update)
 
 
+def test_what_the_algorithm_sends_is_compressed_and_not_the_reverse() -> None:
+    parts = parts_of(compressed(QUANTIZATION, federated__algorithm={"name": "fednova"}))
+    assert list(parts.transforms) == ["algorithm", "compression"]
+
+
 @pytest.mark.parametrize("compression", STATELESS, ids=lambda c: str(c["name"]))
 def test_runs_learn_say_their_bytes_and_are_the_same_for_any_processes(
     compression: dict[str, Any], tmp_path: Path

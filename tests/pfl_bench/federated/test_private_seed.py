@@ -151,7 +151,10 @@ def test_settings_beside_weights_move_the_seed(tmp_path: Path) -> None:
     for heads in (2, 4):
         (tmp_path / "config.json").write_text(json.dumps({"num_attention_heads": heads}))
         seeds.append(seed_of(config))
-    assert seeds[0] != seeds[1]
+    # A file says what it does by its name.
+    (tmp_path / "config.json").rename(tmp_path / "other.json")
+    seeds.append(seed_of(config))
+    assert len(set(seeds)) == 3
 
 
 @pytest.mark.parametrize("setting", ["private_federated", "central_dp"])
