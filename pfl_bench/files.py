@@ -41,9 +41,10 @@ def check_run_folder(folder: Path) -> None:
         what = "has no config.yaml" if folder.is_dir() else "is no folder"
         what = what if folder.exists() else "does not exist"
         mend = "name the folder that `pfl-bench run --out` wrote"
-        below = sorted([*folder.glob("*/config.yaml"), *folder.glob("*/*/config.yaml")])
-        if below:
-            mend = f"name one of the {len(below)} in it, such as {below[0].parent}"
+        # As deep as tables and sweeps put them.
+        below = (path for depth in (1, 2, 3) for path in folder.glob("*/" * depth + "config.yaml"))
+        if run := min(below, default=None):
+            mend = f"name a run in it, such as {run.parent}"
         raise RunFolderError(f"{folder}: not a run folder (it {what}); {mend}")
 
 

@@ -151,10 +151,10 @@ def test_what_is_no_private_run_ends_with_2(
     code, out, err = command(capsys, str(tmp_path))
     assert (code, out) == (2, "")
     assert "not a run folder" in err
-    plain = tmp_path / "runs" / "plain"
+    plain = tmp_path / "runs" / "table" / "plain"
     run(make_config("federated", federated__num_rounds=1), plain)
     _, _, err = command(capsys, str(tmp_path))
-    assert err.endswith(f"name one of the 1 in it, such as {plain}\n")
+    assert err.endswith(f"name a run in it, such as {plain}\n")
     code, _, err = command(capsys, str(plain))
     assert code == 2
     assert "claims no privacy" in err
