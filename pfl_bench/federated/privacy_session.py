@@ -71,9 +71,15 @@ def _plan_request(parts: FederatedParts, participants: Participants) -> PlanRequ
     assert named is not None
     mechanism_options, audit = resolved.mechanism_options, privacy.audit
     worst_case = audit is not None and audit.kind == "worst_case"
+
+    def build(noise: NoiseScale) -> Mechanism:
+        mechanism = build_mechanism(name, mechanism_options, noise)
+        returned(mechanism, "description", mechanism.description, Description)
+        return mechanism
+
     return PlanRequest(
         mechanism=name,
-        mechanism_build=lambda noise: build_mechanism(name, mechanism_options, noise),
+        mechanism_build=build,
         mechanism_options=mechanism_options.model_dump() if mechanism_options else {},
         scheme=options.scheme,
         population_size=num_users if named == "training_users" else named,
@@ -105,7 +111,7 @@ def _plan_request(parts: FederatedParts, participants: Participants) -> PlanRequ
 
 def make_observer(mechanism: Mechanism, noise: NoiseScale, num_parameters: int) -> Observer:
     """Make what watches a private run's rounds; with very large P it probes one client of each."""
-    stated = returned(mechanism, "description", mechanism.description, Description)
+    stated = mechanism.description
     return Observer(
         noise.cohort_size, stated.norm, num_parameters <= WATCH_ALL, stated.clips_to_bound
     )

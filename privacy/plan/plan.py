@@ -198,8 +198,7 @@ def make_plan(request: PlanRequest) -> PrivacyPlan:
     check_participation(request)
     noise_cohort = request.noise_cohort_size or request.cohort_size
     deployment = request.participation(request.population_size, noise_cohort)
-    # A plug-in's description may be anything yet: that is judged once there is a plan.
-    if getattr(probe.description, "is_sampled_gaussian", False):
+    if probe.description.is_sampled_gaussian:
         check_accountant(request.accountant, request.scheme)
     check_composition(probe.composition(deployment, 1.0, request.num_rounds), request.accountant)
     noise_multiplier, max_rounds = request.budget.settle(
