@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -44,3 +44,11 @@ def build_canaries(
     known = None if isinstance(stated.strategy, Columns) else stated.strategy
     canaries.match(known if is_central else None)
     return canaries
+
+
+def canary_result(canaries: Canaries, plan: PrivacyPlan, done: int) -> dict[str, Any]:
+    """Bounds that a run's canaries show after ``done`` rounds, all that they have seen."""
+    actual = plan.actual
+    assert actual.delta is not None
+    compose = partial(plan.mechanism.composition, actual.participation)
+    return canaries.result(done, actual.delta, compose)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 from pfl_bench.client import machine
 from pfl_bench.client.model_checks import batchnorm_layers
 from pfl_bench.config.loading import ResolvedConfig
-from pfl_bench.federated.canaries import build_canaries
+from pfl_bench.federated.canaries import build_canaries, canary_result
 from pfl_bench.federated.cohort import UpdateAggregator
 from pfl_bench.federated.parts import FederatedParts, build_mechanism
 from pfl_bench.federated.private_seed import OtherSeedError
@@ -297,12 +296,8 @@ class PrivateRounds(PublicRounds):
         """Result of the canaries after ``done`` rounds; None without canaries."""
         if self._canaries is None:
             return None
-        actual = self.plan.actual
-        assert actual.delta is not None
-        result = self._canaries.result(
-            done, actual.delta, partial(self.plan.mechanism.composition, actual.participation)
-        )
-        return {**result, "upper_bound": json_epsilon(actual.epsilon(done))}
+        result = canary_result(self._canaries, self.plan, done)
+        return {**result, "upper_bound": json_epsilon(self.plan.actual.epsilon(done))}
 
     def state_dict(self) -> dict[str, Any]:
         """Participations, canaries, digest of the ledger, and seed."""

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pfl_bench.federated.canaries import build_canaries
+from pfl_bench.federated.canaries import build_canaries, canary_result
 from pfl_bench.files import read_json
 from pfl_bench.runs.auditing.kept_state import other_values
 from pfl_bench.runs.auditing.opened import OpenedRun
-from privacy.empirical.canaries import Canaries
-from privacy.plan.plan import PrivacyPlan
+from privacy.empirical.canary_options import CanaryOptions
 from privacy.reference.round import Round
 
 # Relative, of all scores together: what rounding of sums and products alone moves is far less.
@@ -30,27 +27,18 @@ class SeenCanaries:
     """The canaries of a run, shown rounds of the reference in place of the run's own.
 
     Args:
-        canaries: As they begin.
-        plan: The run's.
-        folder: The run's.
+        run: With canaries, and data that are open.
+        options: Those of its canaries.
+        seed: The private seed.
         initial: Central parameters before the first round, shape (P,).
     """
 
-    def __init__(
-        self, canaries: Canaries, plan: PrivacyPlan, folder: Path, initial: Tensor
-    ) -> None:
-        self._canaries, self._plan = canaries, plan
-        self._folder, self._initial = folder, initial
+    def __init__(self, run: OpenedRun, options: CanaryOptions, seed: int, initial: Tensor) -> None:
+        plan = run.federated[2]
+        assert plan is not None
+        self._canaries = build_canaries(options, plan, seed, initial.device)
+        self._plan, self._folder, self._initial = plan, run.folder, initial
         self._near, self._moved = _NEAR, 0.0
-
-    @classmethod
-    def of(cls, run: OpenedRun, seed: int, initial: Tensor) -> SeenCanaries | None:
-        """Those of a run with this private seed, before its first round; None if it has none."""
-        privacy, plan = run.resolved.config.privacy, run.federated[2]
-        if plan is None or privacy is None or privacy.audit is None:
-            return None
-        canaries = build_canaries(privacy.audit, plan, seed, initial.device)
-        return cls(canaries, plan, run.folder, initial)
 
     def load(self, saved: Mapping[str, Any]) -> None:
         """Go on from what a checkpoint has."""
@@ -81,11 +69,10 @@ class SeenCanaries:
 
     def others_on_file(self, rounds: int) -> Iterator[str]:
         """Problems of what ``canaries.json`` has after so many rounds, the last, in words."""
-        plan, found = self._plan, read_json(self._folder / "canaries.json")
+        found = read_json(self._folder / "canaries.json")
         if found is None:
             return
-        compose = partial(plan.mechanism.composition, plan.actual.participation)
-        own = self._canaries.result(rounds, plan.actual.delta or 0.0, compose)
+        own = canary_result(self._canaries, self._plan, rounds)
         bound = ("lower_bound",) if own["method"] in _OF_SUMS else ()
         for key in ("scores", "trials", *bound):
             value = own.get(key)

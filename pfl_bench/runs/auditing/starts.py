@@ -163,10 +163,14 @@ class Starts:
         parts = self._run.parts()
         options, algorithm = parts.options, parts.algorithm
         self.transforms = transforms = parts.transforms
-        self.canaries = SeenCanaries.of(self._run, self.seed, self.initial)
+        config = self.resolved.config
+        canaries = None if config.privacy is None else config.privacy.audit
+        self.canaries = None
+        if canaries is not None:
+            self.canaries = SeenCanaries(self._run, canaries, self.seed, self.initial)
         counts, last = np.zeros((2, len(self.sizes)), dtype=np.int64)
         optimizer = Optimizer(options.central_optimizer, len(self.initial))
-        mechanism, devices, config = copy.copy(self._mechanism), None, self.resolved.config
+        mechanism, devices = copy.copy(self._mechanism), None
         if self._run.devices is not None:
             devices = Devices(
                 traces=self._run.devices,
@@ -203,8 +207,7 @@ class Starts:
         def trial(mean: Tensor) -> Tensor:
             return gradient(mean, copy.deepcopy(algorithm))
 
-        privacy, users = config.privacy, parts.split.num_users
-        canaries = None if privacy is None else privacy.audit
+        users = parts.split.num_users
         is_own = type(algorithm).central_gradient is not Algorithm.central_gradient
         hooks = (algorithm.correction, send, gradient, trial if is_own else None)
         return Rule(options, self.seed, users, self._learner, *hooks, canaries), state
