@@ -2,7 +2,9 @@
 
 On a CPU slot by slot, with channels last in memory: oneDNN's kernels are near the processor's limit
 there, and neither a grouped convolution nor unfolded patches with batched products are faster.
-Elsewhere as one grouped convolution.
+On a GPU as one batched product of all slots' unfolded patches: cuDNN takes the groups of a grouped
+convolution one after another, each with kernels that change the layout. A layer that has groups of
+its own is one grouped convolution there.
 
 In mixed precision the slots' own pass casts as ``torch.autocast`` does: images, kernels and slopes
 to bfloat16, the kernels' gradients back to float32; its outputs stay bfloat16 for what follows.
@@ -10,12 +12,17 @@ to bfloat16, the kernels' gradients back to float32; its outputs stay bfloat16 f
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import product
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
+
+# Unfolded patches that are in memory at once, in a pass over the slots.
+PATCH_BYTES = 1 << 28
 
 
 def convolve(layer: nn.Conv2d, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -31,11 +38,13 @@ def convolve(layer: nn.Conv2d, inputs: Tensor, weight: Tensor, bias: Tensor | No
         Shape (L * n, outputs, height', width').
     """
     slots, channels = weight.shape[:2]
-    if inputs.device.type == "cpu" and not isinstance(layer.padding, str):
-        dtype = inputs.dtype
-        if torch.is_autocast_enabled("cpu"):
-            dtype = torch.get_autocast_dtype("cpu")
-        outputs = cast("Tensor", _Convolution.apply(inputs, weight, bias, layer, dtype))
+    device = inputs.device.type
+    one_by_one = device == "cpu"
+    unfolded = not one_by_one and slots > 1 and layer.groups == 1
+    if (one_by_one or unfolded) and not isinstance(layer.padding, str):
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        passes = _Convolution if one_by_one else _Unfolded
+        outputs = cast("Tensor", passes.apply(inputs, weight, bias, layer, dtype or inputs.dtype))
         return outputs.view_as(outputs)  # made here, so that a ReLU may write to it in place
     # (L n, C, ...) -> (n, L C, ...): a group, or more of them, a slot
     images = inputs.reshape(slots, -1, *inputs.shape[1:]).transpose(0, 1).flatten(1, 2)
@@ -115,6 +124,117 @@ class _Convolution(torch.autograd.Function):
             to_bias = gradient.permute(0, 2, 3, 1).reshape(slots, -1, channels).sum(1)
         first = _joined(to_inputs) if ctx.needs_input_grad[0] else None
         return first, to_weight, to_bias, None, None
+
+
+class _Unfolded(torch.autograd.Function):
+    """The convolution of each slot as a product of its images' patches and its kernels."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        inputs: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        layer: nn.Conv2d,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        slots, channels = weight.shape[:2]
+        padding = cast("tuple[int, int]", layer.padding)
+        images = _padded(inputs.to(dtype), padding)
+        kernels = _as_rows(weight.to(dtype))
+        ctx.save_for_backward(images, kernels)
+        ctx.layer, ctx.padding = layer, padding
+        patches = _patches(images, layer)
+        rows = patches.shape[:3].numel() // slots
+        outputs = images.new_empty(slots, rows, channels)
+        for part, of_part in _parts(patches, slots):
+            own = _rows(patches[of_part], part.stop - part.start)
+            torch.bmm(own, kernels[part].transpose(1, 2), out=outputs[part])
+        if bias is not None:
+            outputs += bias.to(dtype).unsqueeze(1)
+        return outputs.view(*patches.shape[:3], channels).permute(0, 3, 1, 2)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        images, kernels = ctx.saved_tensors
+        layer: nn.Conv2d = ctx.layer
+        slots, channels = kernels.shape[:2]
+        patches = _patches(images, layer)
+        slopes = gradient.to(images.dtype).permute(0, 2, 3, 1).reshape(slots, -1, channels)
+        to_weight = torch.empty_like(kernels, dtype=torch.float32)
+        for part, of_part in _parts(patches, slots):
+            own = _rows(patches[of_part], part.stop - part.start)
+            to_weight[part] = torch.bmm(slopes[part].transpose(1, 2), own)
+        to_weight = to_weight.view(slots, channels, *patches.shape[3:]).permute(0, 1, 4, 2, 3)
+        to_bias = slopes.sum(1) if ctx.needs_input_grad[2] else None
+        if not ctx.needs_input_grad[0]:
+            return None, to_weight, to_bias, None, None
+        # Patches overlap: their slopes are added in float32, one place of the kernel after
+        # another, of which none meets an element of an image twice.
+        to_images = torch.zeros_like(images, dtype=torch.float32)
+        into = _patches(to_images, layer)
+        for part, of_part in _parts(patches, slots):
+            of_patches = torch.bmm(slopes[part], kernels[part])
+            target = into[of_part]
+            of_patches = of_patches.view(target.shape)
+            for row, column in product(*map(range, layer.kernel_size)):
+                target[:, :, :, row, column] += of_patches[:, :, :, row, column]
+        above, left = ctx.padding
+        height, width = to_images.shape[1:3]
+        inside = to_images[:, above : height - above, left : width - left]
+        return inside.permute(0, 3, 1, 2), to_weight, to_bias, None, None
+
+
+def _padded(images: Tensor, padding: tuple[int, int]) -> Tensor:
+    """Images with channels last and zeros around, shape (L * n, height, width, C)."""
+    images = images.permute(0, 2, 3, 1)
+    if not any(padding):
+        return images.contiguous()
+    above, left = padding
+    return functional.pad(images, (0, 0, left, left, above, above)).contiguous()
+
+
+def _as_rows(weight: Tensor) -> Tensor:
+    """Each slot's kernels as rows, shape (L, outputs, k * k * C): no copy of channels last."""
+    return weight.permute(0, 1, 3, 4, 2).flatten(2)
+
+
+def _patches(images: Tensor, layer: nn.Conv2d) -> Tensor:
+    """What each output is computed from, a view: shape (L * n, height', width', k, k, C)."""
+    count, *sides, channels = images.shape
+    steps = images.stride()
+    sizes = [
+        (side - dilation * (kernel - 1) - 1) // stride + 1
+        for side, kernel, stride, dilation in zip(
+            sides, layer.kernel_size, layer.stride, layer.dilation, strict=True
+        )
+    ]
+    return images.as_strided(
+        (count, *sizes, *layer.kernel_size, channels),
+        (
+            steps[0],
+            steps[1] * layer.stride[0],
+            steps[2] * layer.stride[1],
+            steps[1] * layer.dilation[0],
+            steps[2] * layer.dilation[1],
+            steps[3],
+        ),
+    )
+
+
+def _parts(patches: Tensor, slots: int) -> Iterator[tuple[slice, slice]]:
+    """Slots that are taken together, and their images."""
+    per_slot = len(patches) // slots
+    together = max(1, PATCH_BYTES // (patches[:per_slot].numel() * patches.itemsize))
+    for first in range(0, slots, together):
+        last = min(first + together, slots)
+        yield slice(first, last), slice(first * per_slot, last * per_slot)
+
+
+def _rows(patches: Tensor, slots: int) -> Tensor:
+    """The patches of slots as rows, shape (slots, n, k * k * C)."""
+    return patches.reshape(slots, -1, patches.shape[3:].numel())
 
 
 def _joined(parts: list[Tensor]) -> Tensor:
