@@ -26,8 +26,8 @@ from benchmarks.workload import Job, Workload, configuration
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ("central", "central_dp", "federated", "private_federated")
-# What the vectorized engine is timed with; the first is what it takes by itself.
-SLOTS = {"cuda": (8, 32, 128), "cpu": (8,)}
+# Examples of a plain step, whose rate is the limit.
+LARGE_BATCH = {"cuda": "4096", "cpu": "256"}
 REPEATED = ["federated.num_rounds=8", "checkpoint.every=2", "evaluation.every=8"]
 # Slots that no memory of ``MEMORY_BYTES`` holds: FEMNIST's CNN has 1.2 million parameters.
 TOO_MANY_SLOTS, MEMORY_BYTES = 1024, 3 * 2**30
@@ -237,13 +237,13 @@ def _out_of_memory(device: str, folder: Path) -> dict[str, Any]:
 def _bench(subject: str, more: list[str], device: str, folder: Path) -> dict[str, Any]:
     """A round's benchmark: seconds of each side, and examples a second beside the limit."""
     path = folder / "bench.json"
-    repeats = "5" if device == "cuda" else "1"
     command = [sys.executable, str(ROOT / "scripts" / "bench.py"), subject, "--device", device]
-    command += ["--repeats", repeats, "--json", str(path), *more]
+    command += ["--peers", "pfl", "--json", str(path), *more]
     if subject != "flair":
-        slots = [str(number) for number in SLOTS[device]]
-        command += ["--private", "yes", "--slots", *slots]
-        command += ["--large-batch", "4096" if device == "cuda" else "256"]
+        command += ["--private", "yes", "--large-batch", LARGE_BATCH[device]]
+        command += ["--engine", "vectorized"] if device == "cuda" else []
+    if device == "cpu":
+        command += ["--repeats", "1"]
     subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     return {"results": json.loads(path.read_text(encoding="utf-8"))["results"]}
 
@@ -280,7 +280,26 @@ def _bench_step(what: str, subject: str, limit_s: int, *more: str, needs_gpu: bo
     return Step(what, limit_s, needs_gpu, partial(_bench, subject, list(more)))
 
 
-FLAIR = ("--only", "fine_tuned-private", "--peers", "pfl", "--precision")
+# Of which a round takes a GPU's loop of one client after another some seconds.
+FLAIR = [
+    "--only",
+    "fine_tuned-private",
+    "--users",
+    "150",
+    "--cohort",
+    "60",
+    "--repeats",
+    "2",
+    "--no-compiled",
+]
+FLAIR += ["--engine", "sequential", "vectorized", "--precision"]
+
+
+def _of(cohort: int, repeats: int = 3) -> tuple[str, ...]:
+    """A cohort that fills a GPU, and as many rounds of it as a step has time for."""
+    return "--cohort", str(cohort), "--repeats", str(repeats)
+
+
 # In the order in which they run: what breaks first, then speed.
 STEPS = {
     "environment": Step("versions and hardware", 60, False, _environment),
@@ -302,13 +321,13 @@ STEPS = {
     "out-of-memory": Step("slots that do not fit", 60, True, _out_of_memory),
     "decoding": Step("JPEGs a second", 60, False, decoding.rates),
     "bench-softmax": _bench_step(
-        "softmax regression", "femnist", 60, "--only", "softmax", needs_gpu=False
+        "softmax regression", "femnist", 60, "--only", "softmax", *_of(100), needs_gpu=False
     ),
-    "bench-cnn": _bench_step("FLAIR's small CNN", "femnist", 60, "--only", "cnn"),
-    "bench-leaf-cnn": _bench_step("LEAF's CNN", "femnist", 60, "--only", "leaf_cnn"),
-    "bench-reddit": _bench_step("LEAF's LSTM for words", "reddit", 60),
-    "bench-shakespeare": _bench_step("LEAF's LSTM for characters", "shakespeare", 60),
-    "bench-resnet18": _bench_step("FLAIR's ResNet-18", "flair", 90, *FLAIR, "float32"),
+    "bench-cnn": _bench_step("FLAIR's small CNN", "femnist", 60, "--only", "cnn", *_of(60)),
+    "bench-leaf-cnn": _bench_step("LEAF's CNN", "femnist", 60, "--only", "leaf_cnn", *_of(50)),
+    "bench-reddit": _bench_step("LEAF's LSTM for words", "reddit", 60, *_of(50)),
+    "bench-shakespeare": _bench_step("LEAF's LSTM for characters", "shakespeare", 60, *_of(40)),
+    "bench-resnet18-tf32": _bench_step("FLAIR's ResNet-18", "flair", 90, *FLAIR, "tf32"),
     "bench-resnet18-bfloat16": _bench_step("in bfloat16", "flair", 90, *FLAIR, "bfloat16"),
     "profile-softmax": Step("operations of a round", 60, False, partial(_profile, "softmax")),
     "profile-cnn": Step("operations of a round", 60, True, partial(_profile, "cnn")),

@@ -23,8 +23,8 @@ from privacy.sampling_scheme import scheme_named
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
-    """Mixed precision, or nothing for float32."""
-    if precision == "float32":
+    """Mixed precision for bfloat16, else nothing."""
+    if precision != "bfloat16":
         return nullcontext()
     return torch.autocast(device.type, dtype=torch.bfloat16)
 

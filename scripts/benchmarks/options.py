@@ -29,6 +29,7 @@ class Options:
         slots: Of our vectorized sides, one side a number; empty for what the engine takes itself.
         large_batch: Examples of a step that is timed beside the rounds: what the device could do;
             None for no such step.
+        cohort_size: Expected clients a round; None for the workload's own.
     """
 
     repeats: int = 5
@@ -43,6 +44,7 @@ class Options:
     device: str = "cpu"
     slots: tuple[int, ...] = ()
     large_batch: int | None = None
+    cohort_size: int | None = None
 
     def without(self, peers: Container[str]) -> Options:
         """The same, less some peers."""
@@ -69,6 +71,7 @@ def read_options(description: str, models: tuple[str, ...]) -> Options:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--slots", type=int, nargs="+", default=(), help="of vectorized sides")
     parser.add_argument("--large-batch", type=int, help="of a plain step, as a limit")
+    parser.add_argument("--cohort", type=int, help="expected clients a round, of at most 200")
     read = parser.parse_args()
     return Options(
         repeats=read.repeats,
@@ -83,4 +86,5 @@ def read_options(description: str, models: tuple[str, ...]) -> Options:
         device=read.device,
         slots=tuple(read.slots),
         large_batch=read.large_batch,
+        cohort_size=read.cohort,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.common import Machine, write_json
@@ -34,9 +35,12 @@ def run(
         store = Path(folder) / "generated.h5"
         make_store(store)
         for name in options.only:
+            load = loads[name]
+            if options.cohort_size is not None:
+                load = replace(load, cohort_size=options.cohort_size)
             for private in options.kinds:
                 place = Path(folder) / f"{name}-{private}"
-                results.append(measure(store, loads[name], private, options, place))
+                results.append(measure(store, load, private, options, place))
                 tell("\n".join(details(results[-1:])))
     task = next(iter(loads.values())).task
     report = {"subject": task, "machine": machine.describe(), "results": results}
