@@ -201,7 +201,7 @@ def _as_rows(weight: Tensor) -> Tensor:
 
 
 def _patches(images: Tensor, layer: nn.Conv2d) -> Tensor:
-    """What each output is computed from, a view: shape (L * n, height', width', k, k, C)."""
+    """Inputs of each output, as a view: shape (L * n, height', width', k, k, C)."""
     count, *sides, channels = images.shape
     steps = images.stride()
     sizes = [
