@@ -8,6 +8,7 @@ goes on to the next. Without a GPU, steps that need one are "skipped".
     bash scripts/gpu_check.sh correctness --out correctness.json
     bash scripts/gpu_check.sh speed --out speed.json
     bash scripts/gpu_check.sh --only environment --only bench-softmax
+    bash scripts/gpu_check.sh correctness --jobs 8
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +47,16 @@ def main() -> int:
     names = options.only or HALVES.get(options.half) or list(STEPS)
     report: dict[str, Any] = {"device": device, "started": _now(), "steps": {}}
     ends = time.monotonic() + options.budget
-    for name in names:
-        report["steps"][name] = _outcome(name, STEPS[name], device, ends - time.monotonic())
-        _write(options.out, report)
-        outcome = report["steps"][name]
-        print(f"{name:22} {outcome['status']:8} {outcome.get('why', '')}", flush=True)
+
+    def take(name: str) -> tuple[str, dict[str, Any]]:
+        return name, _outcome(name, STEPS[name], device, ends - time.monotonic())
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for done in as_completed([pool.submit(take, name) for name in names]):
+            name, outcome = done.result()
+            report["steps"][name] = outcome
+            _write(options.out, report)
+            print(f"{name:22} {outcome['status']:8} {outcome.get('why', '')}", flush=True)
     print(f"written to {options.out}")
     return int(any(step["status"] == "failed" for step in report["steps"].values()))
 
@@ -61,6 +68,9 @@ def _read_options() -> argparse.Namespace:
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--only", action="append", choices=STEPS, help="these steps; repeatable")
     parser.add_argument("--budget", type=float, default=540.0, help="seconds of all steps together")
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="steps at a time; more than 1 distorts their times"
+    )
     parser.add_argument("--list", action="store_true", help="name the steps and their limits")
     parser.add_argument("--step", choices=STEPS, help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)

@@ -19,9 +19,10 @@ from xml.etree import ElementTree
 
 import torch
 
-from benchmarks import decoding, femnist, niid_cells, shakespeare
+from benchmarks import decoding, femnist, niid_cells, reddit, shakespeare
 from benchmarks.common import Machine, OurSide
 from benchmarks.femnist import FEMNIST
+from benchmarks.gpu_profile import profile_rounds
 from benchmarks.workload import Job, Workload, configuration
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -121,7 +122,7 @@ def _cuda_tests(device: str, folder: Path) -> dict[str, Any]:
     """Results of ``pytest -m cuda``: models and engines on the GPU beside the CPU among it."""
     command = [sys.executable, "-m", "pytest", "-v", "-m", "cuda", "-p", "no:cacheprovider"]
     path = folder / "tests.xml"
-    command += [f"--junitxml={path}", "--tb=line"]
+    command += [f"--junitxml={path}", "--tb=line", "-n", str(min(8, os.cpu_count() or 1))]
     # Not captured: where the step is not done in time, what it has said by then is kept.
     done = subprocess.run(command, cwd=ROOT, check=False)
     cases = ElementTree.parse(path).getroot().iter("testcase") if path.exists() else ()
@@ -248,32 +249,11 @@ def _bench(subject: str, more: list[str], device: str, folder: Path) -> dict[str
     return {"results": json.loads(path.read_text(encoding="utf-8"))["results"]}
 
 
-def _profile(model: str, device: str, folder: Path) -> dict[str, Any]:
-    """Time of a round by operations, by their own time, and launches a client."""
-    from torch.profiler import ProfilerActivity, profile
-
-    side = _our_side(FEMNIST[model], device, folder, FORTY, engine="vectorized")
-    side.round(1)
-    activities = [ProfilerActivity.CPU]
-    activities += [ProfilerActivity.CUDA] if device == "cuda" else []
-    began = time.perf_counter()
-    with profile(activities=activities, acc_events=True) as trace:
-        side.round(2)
-        if device == "cuda":
-            torch.cuda.synchronize()
-    seconds = time.perf_counter() - began
-    rows = trace.key_averages()
-    own = "self_device_time_total" if device == "cuda" else "self_cpu_time_total"
-    most = sorted(rows, key=lambda row: -float(getattr(row, own)))[:12]
-    launches = sum(row.count for row in rows if "LaunchKernel" in row.key)
-    side.close()
-    return {
-        "seconds_profiled": seconds,
-        "clients": int(side.scalars["train/cohort_size"]),
-        "steps": int(side.scalars["train/num_steps"]),
-        "launches": launches,
-        "most": {row.key[:80]: round(float(getattr(row, own))) for row in most},
-    }
+def _profile(
+    load: Workload, make: Callable[[Path], None], device: str, folder: Path
+) -> dict[str, Any]:
+    """Where the time of our rounds goes, by the engine's own number of slots."""
+    return profile_rounds(_our_side(load, device, folder, make, engine="vectorized"), device)
 
 
 def _bench_step(what: str, subject: str, limit_s: int, *more: str, needs_gpu: bool = True) -> Step:
@@ -293,6 +273,16 @@ FLAIR = [
     "--no-compiled",
 ]
 FLAIR += ["--engine", "sequential", "vectorized", "--precision"]
+
+
+# What is profiled: cohorts that fill a GPU.
+PROFILED: dict[str, tuple[Workload, Callable[[Path], None]]] = {
+    "softmax": (replace(FEMNIST["softmax"], cohort_size=100), femnist.make_store),
+    "cnn": (replace(FEMNIST["cnn"], cohort_size=60), femnist.make_store),
+    "leaf-cnn": (replace(FEMNIST["leaf_cnn"], cohort_size=50), femnist.make_store),
+    "reddit": (replace(reddit.LOAD, cohort_size=50), reddit.make_store),
+    "shakespeare": (replace(shakespeare.LOAD, cohort_size=40), shakespeare.make_store),
+}
 
 
 def _of(cohort: int, repeats: int = 3) -> tuple[str, ...]:
@@ -329,8 +319,10 @@ STEPS = {
     "bench-shakespeare": _bench_step("LEAF's LSTM for characters", "shakespeare", 60, *_of(40)),
     "bench-resnet18-tf32": _bench_step("FLAIR's ResNet-18", "flair", 90, *FLAIR, "tf32"),
     "bench-resnet18-bfloat16": _bench_step("in bfloat16", "flair", 90, *FLAIR, "bfloat16"),
-    "profile-softmax": Step("operations of a round", 60, False, partial(_profile, "softmax")),
-    "profile-cnn": Step("operations of a round", 60, True, partial(_profile, "cnn")),
+    **{
+        f"profile-{name}": Step("where a round's time goes", 60, False, partial(_profile, *parts))
+        for name, parts in PROFILED.items()
+    },
     "niid-bench": Step(
         "published cells of NIID-Bench", niid_cells.LIMIT_S, True, niid_cells.run_cells
     ),
