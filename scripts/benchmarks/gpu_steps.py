@@ -252,7 +252,7 @@ def _bench(subject: str, more: list[str], device: str, folder: Path) -> dict[str
 def _profile(
     load: Workload, make: Callable[[Path], None], device: str, folder: Path
 ) -> dict[str, Any]:
-    """Where the time of our rounds goes, by the engine's own number of slots."""
+    """Times of our rounds, with as many slots as the engine takes itself."""
     return profile_rounds(_our_side(load, device, folder, make, engine="vectorized"), device)
 
 
