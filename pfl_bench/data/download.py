@@ -53,12 +53,24 @@ def download(
     ``SHA256SUMS`` in the folder; what is recorded there is its digest from then on.
     """
     check_declaration(files)
+    made = [folder for folder in (target, *target.parents) if not folder.exists()]
     try:
         target.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
         raise DataError(
             f"{error.filename}: is a file; give --out a folder for the downloaded files"
         ) from error
+    try:
+        return _into(target, files, progress, advice)
+    except DataError:
+        # Nothing came, as without network: what holds nothing goes again.
+        for folder in made:
+            if not any(folder.iterdir()):
+                folder.rmdir()
+        raise
+
+
+def _into(target: Path, files: Sequence[RemoteFile], progress: Progress, advice: str) -> list[Path]:
     sums = read_sums(target)
     recorded = {file.name for file in files if file.digest is None and file.name in sums}
     files = [replace(f, digest=sums[f.name]) if f.name in recorded else f for f in files]

@@ -309,21 +309,21 @@ def test_wrong_bytes_are_refused_and_removed(server: Server, target: Path) -> No
     file = remote(server)
     got = f"got sha256:{hashlib.sha256(OTHER).hexdigest()} (300000 bytes)"
     refused(file, target, f"expected {file.digest} (300000 bytes)", got, file.urls[0])
-    assert list(target.iterdir()) == []
+    assert not target.exists()
     assert len(server.requests) == 1
 
 
 def test_a_file_of_another_size_is_not_even_read(server: Server, target: Path) -> None:
     server.script["/a"] = ["whole"]
     refused(remote(server, size=299_999), target, "expected 299999 bytes, got 300000")
-    assert list(target.iterdir()) == []
+    assert not target.exists()
 
 
 def test_an_endless_answer_is_stopped_at_the_size(server: Server, target: Path) -> None:
     server.script["/a"] = ["unsized"]
     message = refused(remote(server, size=1_000), target, "(1000 bytes), got")
     assert "(65536 bytes)" in message
-    assert list(target.iterdir()) == []
+    assert not target.exists()
 
 
 def test_mirrors_are_tried_in_order_and_share_the_partial(server: Server, target: Path) -> None:
@@ -362,7 +362,15 @@ def test_every_url_is_named_with_its_failure(server: Server, target: Path) -> No
     assert all(f"\n  - {url}: " in message for url in file.urls)
     for words in ("HTTP 404", "HTTP 503", "(3 tries)", "Connection reset", "HTTP 204", "refused"):
         assert words in message
-    assert list(target.iterdir()) == []
+
+
+def test_a_folder_that_is_made_for_nothing_goes_again(server: Server, target: Path) -> None:
+    server.script["/gone"] = ["404"] * 2
+    refused(remote(server, "/gone"), target)
+    assert not target.parent.exists()
+    target.mkdir(parents=True)
+    refused(remote(server, "/gone"), target)
+    assert target.exists()
 
 
 def test_the_environments_proxy_is_used(
@@ -494,7 +502,7 @@ def test_damage_without_digest_is_refused_and_fetched_again(
 ) -> None:
     file = digestless(server, name, damaged)
     refused(file, target, words, "(3 tries)")
-    assert list(target.iterdir()) == []
+    assert not target.exists()
     whole = b"[1, 2]" if name == "b.json" else PACKED
     download([digestless(server, name, whole)], target, Progress())
     assert (target / name).read_bytes() == whole
@@ -556,7 +564,7 @@ def test_a_damaged_text_of_unknown_length_is_refused(
 ) -> None:
     server.script["/c.txt"] = ["unsized"]
     refused(digestless(server, "c.txt", damaged), target, words, "(3 tries)")
-    assert list(target.iterdir()) == []
+    assert not target.exists()
 
 
 def test_recorded_sums_catch_later_damage(server: Server, target: Path) -> None:
