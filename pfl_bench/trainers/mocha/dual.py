@@ -127,10 +127,9 @@ def local_ascent(
     Source: Smith et al. 2017, equation 4; Shalev-Shwartz and Zhang 2013 (the coordinate steps).
     """
     moving = model.copy()
-    curvatures = scale * np.einsum("nd,nd->n", features, features)
+    # An example of zeros moves no model, but has a best dual variable too.
+    curvatures = np.maximum(scale * np.einsum("nd,nd->n", features, features), TINY)
     for i in order.tolist():
-        if curvatures[i] == 0.0:
-            continue  # An example of zeros moves no model.
         x, sign = features[i], signs[i]
         before = duals[i]
         after = loss.maximise(before, sign * (x @ moving), curvatures[i])

@@ -23,6 +23,7 @@ from pfl_bench.trainers.mocha.dual import (
     LOSSES,
     independent_relationship,
     learned_relationship,
+    local_ascent,
     mean_relationship,
     sigma_prime,
 )
@@ -174,6 +175,20 @@ def test_conjugates_are_the_losses_own(name: str) -> None:
     for dual in (0.0, 0.1, 0.5, 0.9, 1.0):
         largest = (-dual * margins - loss.value(margins)).max()
         assert float(loss.conjugate(np.array([dual]))[0]) == pytest.approx(largest, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["hinge", "logistic"])
+def test_an_example_of_zeros_leaves_no_gap(name: str) -> None:
+    """Without a bias no model changes its loss, and its dual variable is worth as much."""
+    loss, rng = LOSSES[name], np.random.default_rng(5)
+    features, signs = rng.normal(size=(6, 3)), rng.choice([-1.0, 1.0], (6, 2))
+    features[[0, 4]] = 0.0
+    duals, model = np.zeros((6, 2)), np.zeros((3, 2))
+    for _ in range(300):
+        model += local_ascent(features, signs, duals, model, 1.0, rng.permutation(6), loss)
+    penalty = (model**2).sum() / 2
+    primal = loss.value(signs * (features @ model)).sum() + penalty
+    assert primal == pytest.approx(-loss.conjugate(duals).sum() - penalty)
 
 
 def random_relationship(rng: np.random.Generator, count: int) -> np.ndarray:
