@@ -32,6 +32,8 @@ from pfl_bench.federated.compression import Compression
 from privacy.clipping import l2_norm
 
 _VALUE_BITS = 32
+# So that 0.07 of 100 elements are 7, although the product is a little more.
+_ROUNDING = 1e-9
 
 
 class Options(Strict):
@@ -105,5 +107,5 @@ def build(options: Options, num_parameters: int, seed: int) -> TopK:
     k = options.k
     if k is None:
         assert options.fraction is not None
-        k = math.ceil(options.fraction * num_parameters)
+        k = max(1, math.ceil(options.fraction * num_parameters - _ROUNDING))
     return TopK(min(k, num_parameters), num_parameters, options.error_feedback)

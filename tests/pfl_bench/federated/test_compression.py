@@ -91,6 +91,18 @@ def test_of_equal_elements_the_first_are_kept() -> None:
     assert sent.tolist() == [0.0, -2.0, 2.0, 3.0, 0.0, 0.0]
 
 
+@pytest.mark.parametrize(
+    ("fraction", "length", "k"),
+    [(0.07, 100, 7), (0.1, 641, 65), (0.1, 649, 65), (1e-12, 100, 1), (1.0, 7, 7)],
+)
+def test_a_fraction_is_rounded_up(fraction: float, length: int, k: int) -> None:
+    """0.07 of 100 is 7, although the product is a little more."""
+    alike = transform(top_k, length, k=k)
+    assert transform(top_k, length, fraction=fraction).expected_bytes == alike.expected_bytes
+    sent = send(transform(top_k, length, fraction=fraction), torch.arange(1.0, length + 1)).update
+    assert int((sent != 0).sum()) == k
+
+
 @given(st.lists(updates(), min_size=2, max_size=5))
 @settings(max_examples=30)
 def test_error_feedback_sends_later_what_it_left_out(sent: list[Tensor]) -> None:
@@ -141,10 +153,25 @@ def test_quantization_is_right_in_expectation_and_within_its_bound() -> None:
     assert squared <= min(16 / 4**2, math.sqrt(16) / 4) * norm(update) ** 2
 
 
+def test_levels_are_parts_of_the_l2_norm_and_draws_an_element_s_own() -> None:
+    update = torch.tensor([3.0, 4.0] * 200)
+    rounded = quantization.quantize(update, 1, 2, np.random.default_rng(0)).view(200, 2)
+    assert set(rounded.unique().tolist()) == {0.0, 5.0}
+    # Pairs of draws of the two elements in all their ways, and unlike from bucket to bucket.
+    assert len(rounded.unique(dim=0)) == 4
+
+
 def test_a_bucket_of_one_direction_is_exact() -> None:
     update = torch.zeros(512)
     update[17] = -3.0
     assert torch.equal(quantization.quantize(update, 1, 512, np.random.default_rng(0)), update)
+
+
+def test_no_element_comes_out_beyond_the_last_level() -> None:
+    """In float32 the largest of 32767 levels and a draw below 1 may add up to the next one."""
+    update = torch.tensor([0.7, 0.0] * 20_000)
+    rounded = quantization.quantize(update, 32_767, 2, np.random.default_rng(0))
+    assert float(rounded.max()) <= 0.7 * (1 + 1e-6)
 
 
 @given(updates(), st.integers(0, 2**32))
@@ -172,6 +199,33 @@ def test_sketches_are_linear_and_right_in_expectation_with_their_variance() -> N
         bound = norm(first) ** 2 / 7 * (1.0 if rows == 1 else 0.75)
         assert float(draws.var(0).max()) < bound * 1.2
     assert float(draws.var(0).max()) > 0.1 * norm(first) ** 2 / 7
+
+
+def test_each_row_of_a_sketch_has_signs_of_its_own_and_any_shift() -> None:
+    rng = np.random.default_rng(2)
+    one = torch.eye(4)
+    signs, meetings = [], []
+    for _ in range(400):
+        hashing = count_sketch.Hashing(4, 2, 2, rng)
+        tables = [hashing.table(vector) for vector in one]
+        signs.append(float(tables[0].sum(1).prod()))
+        # Two elements of a block never meet, two of different blocks do with probability 1 / c.
+        assert not (tables[0] * tables[1]).any()
+        meetings.append((tables[0] * tables[2]).any(dim=1).tolist())
+    # Means of 400 and 800 draws of probability 1 / 2: within five standard errors.
+    assert abs(np.mean(signs)) < 5 / math.sqrt(400)
+    assert abs(np.mean(meetings) - 0.5) < 2.5 / math.sqrt(800)
+    # Nor do the rows' meetings hang together.
+    assert abs(np.mean([a == b for a, b in meetings]) - 0.5) < 2.5 / math.sqrt(400)
+
+
+def test_a_sketch_of_a_model_smaller_than_k_sends_all_that_it_reads() -> None:
+    update = torch.randn(P, generator=torch.Generator().manual_seed(0))
+    sent = [
+        send(transform(count_sketch, columns=40, rows=3, k=k), update).update for k in (P, 1000)
+    ]
+    assert torch.equal(*sent)
+    assert int((sent[0] != 0).sum()) > 600
 
 
 def test_a_sketch_finds_the_few_elements_that_matter() -> None:
