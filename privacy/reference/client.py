@@ -114,9 +114,10 @@ def train(
                     g = g + local.proximal_weight * (w - c) + local.weight_decay * w
                 if k is not None and not local.corrects_beside_momentum:
                     g = g + k
-                w.sub_(rate * (v.mul_(local.momentum).add_(g) if local.momentum else g))
+                step = v.mul_(local.momentum).add_(g) if local.momentum else g
+                w.sub_(step, alpha=rate)
                 if k is not None and local.corrects_beside_momentum:
-                    w.sub_(rate * k)
+                    w.sub_(k, alpha=rate)
         steps, processed, losses = steps + 1, processed + len(inputs), losses + loss.item()
     update = learner.flat([w.detach() - c for w, c in zip(weights, start, strict=True)])
     count, fraction = len(examples.inputs), local.batch_fraction

@@ -380,6 +380,8 @@ STEEP = {
     "federated__cohort_size": 4,
     "privacy__mechanism": {"name": "gaussian", "clip_norm": 0.5},
     "checkpoint__every": 1,
+    # The sequential engine's steps round as the reference's do.
+    "federated__engine": "vectorized",
     "checkpoint__keep": 4,
 }
 
