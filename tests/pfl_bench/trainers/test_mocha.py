@@ -393,6 +393,88 @@ def test_a_new_relationship_starts_from_the_best_halving_of_the_dual_variables()
     assert local._objectives()[1] == pytest.approx(dual(best))
 
 
+def test_a_learned_relationship_is_fitted_after_the_rounds_that_it_is_due_at() -> None:
+    """By the smoothing that is set, to the models; the round's objectives are of the old one."""
+    smoothing, weight = 0.3, 0.5
+    local, _, _ = in_clusters(
+        multitask__relationship_every=2,
+        multitask__smoothing=smoothing,
+        multitask__regularization=weight,
+        multitask__participation=0.5,
+    )
+    omega = independent_relationship(40)
+    for index in range(1, 5):
+        scalars = local.advance(index)
+        assert scalars["multitask/sigma_prime"] == pytest.approx(sigma_prime(omega))
+        assert ("multitask/rescaled" in scalars) == (index % 2 == 0)
+        factor = scalars.get("multitask/rescaled", 1.0)
+        state = {name: value.numpy().copy() for name, value in local.state_dict().items()}
+        sums, duals = state["sums"] / factor, state["duals"] / factor
+        penalty = np.trace(sums.T @ omega @ sums) / (2 * weight)
+        conjugates = LOSSES["hinge"].conjugate(duals).sum()
+        assert scalars["multitask/dual"] == pytest.approx(-conjugates - penalty)
+        assert scalars["multitask/primal"] == pytest.approx(penalty + 320 * scalars["train/loss"])
+        if index % 2 == 0:
+            omega = learned_relationship(omega @ sums / weight, smoothing)
+        np.testing.assert_allclose(state["relationship"], omega, atol=1e-12)
+
+
+def test_clients_of_a_round_start_from_the_models_that_the_centre_sent() -> None:
+    """One client's steps do not depend on who else takes part, and are scaled by sigma'."""
+    changes = {"multitask__mean_ridge": 0.5, "multitask__regularization": 2.0}
+    local, _, task = in_clusters(multitask__relationship="mean", **changes)
+    omega = mean_relationship(40, 0.5)
+    np.testing.assert_allclose(local.state_dict()["relationship"], omega)
+    local.advance(1)
+    before = {name: value.numpy().copy() for name, value in local.state_dict().items()}
+    local.advance(2)
+    split, user = task.split("train"), 17
+    examples = split.read_range(*split.offsets[user : user + 2])
+    features = np.hstack([examples.inputs.double().numpy(), np.ones((8, 1))])
+    signs = np.eye(2)[examples.targets] * 2 - 1
+    order = stream(3, Purpose.LOCAL_TRAINING, 2, user).permutation(8)
+    model = (omega @ before["sums"] / 2.0)[user].reshape(21, 2)
+    duals = before["duals"][8 * user : 8 * user + 8]
+    scale = sigma_prime(omega) * omega[user, user] / 2.0
+    change = local_ascent(features, signs, duals, model, scale, order, LOSSES["hinge"])
+    after = local.state_dict()
+    np.testing.assert_allclose(after["duals"][8 * user : 8 * user + 8], duals, atol=1e-12)
+    expected = before["sums"][user] + change.ravel()
+    np.testing.assert_allclose(after["sums"][user], expected, atol=1e-12)
+
+
+def test_expected_work_is_of_the_clients_that_take_part() -> None:
+    local, _, _ = in_clusters(multitask__participation=0.5, multitask__num_rounds=3)
+    expected = local.expected_work()
+    assert [expected.at_once, expected.clients, expected.steps] == [40, 60, 3 * 0.5 * 320]
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "message"),
+    [
+        ("targets", lambda split: torch.eye(2)[split.targets], "one class an example"),
+        ("inputs", lambda split: split.inputs.long(), "dense features"),
+        ("inputs", lambda split: split.inputs[:, :19], "for a layer of 20 features"),
+    ],
+)
+def test_data_of_other_kinds_are_refused(part: str, change: Any, message: str) -> None:
+    task: Any = Clusters()
+    split = task.split("train")
+    setattr(split, part, change(split))
+    parts = RunParts.build(config(), task, FlatModel(torch.nn.Linear(20, 2), CPU))
+    with pytest.raises(ConfigError, match=message):
+        MultitaskTrainer(parts, Path(), lambda text: None)
+
+
+def test_what_leaves_the_first_example_as_it_is_is_refused_too() -> None:
+    task: Any = Clusters()
+    task.split("train").inputs.abs_()
+    module = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Linear(20, 2))
+    parts = RunParts.build(config(), task, FlatModel(module, CPU))
+    with pytest.raises(ConfigError, match="does something else"):
+        MultitaskTrainer(parts, Path(), lambda text: None)
+
+
 @pytest.mark.parametrize("relationship", ["learned", "mean"])
 def test_a_cut_run_resumes_to_the_same_bits(relationship: str, tmp_path: Path) -> None:
     changes: dict[str, Any] = {
