@@ -14,7 +14,7 @@ from pfl_bench.client.flat_model import FlatModel
 from pfl_bench.config.loading import ResolvedConfig, resolve
 from pfl_bench.federated.parts import RunParts, build_model, build_task
 from pfl_bench.files import read_metrics
-from pfl_bench.rng import Purpose, stream
+from pfl_bench.rng import Purpose, seed_torch, stream
 from pfl_bench.runs.checkpoint import load_latest
 from pfl_bench.runs.runner import run
 from pfl_bench.trainers import local_only as local_models
@@ -127,6 +127,24 @@ def test_each_client_takes_what_does_best_on_its_own_val_examples(
     assert len(chosen) > 1
 
 
+def test_a_tie_goes_to_the_earlier_rate_and_epoch() -> None:
+    # Steps so short that they move no weight.
+    local, _, _ = trainer(config(local__learning_rates=[1e-30, 1e-31], local__choose_epoch=True))
+    local.advance(1)
+    state = local.state_dict()
+    assert (state["rate"][:5].tolist(), state["epoch"][:5].tolist()) == ([0] * 5, [1] * 5)
+
+
+def test_a_choice_is_by_all_val_examples_alike_whatever_the_batches() -> None:
+    losses = []
+    for size in (2, 1000):
+        local, _, task = trainer(config(evaluation__batch_size=size, local__clients_per_round=12))
+        local.advance(1)
+        losses.append(local.state_dict()["loss"])
+    assert (np.diff(task.split("val").offsets) % 2 == 1).any()
+    torch.testing.assert_close(*losses, rtol=1e-6, atol=0)
+
+
 def test_models_that_are_trained_again_are_those_that_would_be_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -180,8 +198,12 @@ def test_a_cut_run_resumes_to_the_same_bits(
         assert torch.equal(tensor, states[1]["trainer"][name]), name
 
 
-def test_a_rate_that_diverges_is_out_and_a_client_left_with_none_keeps_the_start() -> None:
-    resolved = config(local__learning_rates=[1e38, 0.3], local__clients_per_round=12)
+@pytest.mark.parametrize("select_by", ["loss", "accuracy"])
+def test_a_rate_that_diverges_is_out_and_a_client_left_with_none_keeps_the_start(
+    select_by: str,
+) -> None:
+    changes: dict[str, Any] = {"local__clients_per_round": 12, "local__select_by": select_by}
+    resolved = config(local__learning_rates=[1e38, 0.3], **changes)
     notices: list[str] = []
     task = build_task(resolved, CPU)
     losses = [by_hand(resolved, task, user, 1e38, 3)[1][-1][1] for user in range(12)]
@@ -190,7 +212,7 @@ def test_a_rate_that_diverges_is_out_and_a_client_left_with_none_keeps_the_start
     local, _, _ = trainer(resolved)
     assert local.advance(1)["local/num_diverged"] == 0
     assert set(local.state_dict()["rate"][lost].tolist()) == {1}
-    resolved = config(local__learning_rates=[1e38], local__clients_per_round=12)
+    resolved = config(local__learning_rates=[1e38], **changes)
     model = build_model(resolved, task, CPU)
     start = model.vector.clone()
     local = LocalTrainer(RunParts.build(resolved, task, model), Path(), notices.append)
@@ -262,8 +284,18 @@ class Centred(torch.nn.Module):
         return self.linear(self.dropout(inputs - self.mean))
 
 
-def test_dropout_and_running_statistics_are_a_client_s_own() -> None:
-    resolved = config(local__learning_rates=[0.1, 0.3])
+@pytest.mark.parametrize("choose_epoch", [False, True])
+def test_dropout_and_running_statistics_are_a_client_s_own(
+    choose_epoch: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seeded = []
+
+    def named(seed: int, purpose: int, device: torch.device, *name: int) -> None:
+        seeded.append(name[-1])
+        seed_torch(seed, purpose, device, *name)
+
+    monkeypatch.setattr(local_models, "seed_torch", named)
+    resolved = config(local__learning_rates=[0.1, 0.3], local__choose_epoch=choose_epoch)
     task: Any = build_task(resolved, CPU)
     torch.manual_seed(1)
     module = Centred()
@@ -273,20 +305,25 @@ def test_dropout_and_running_statistics_are_a_client_s_own() -> None:
     start = {name: value.clone() for name, value in module.state_dict().items()}
     local.advance(1)
     assert not local.keeps_models
-    train, val, losses = task.split("train"), task.split("val"), local.state_dict()["loss"]
+    assert seeded == [user for user in range(5) for _ in range(2)]
+    state, epochs = local.state_dict(), set()
+    train, val, losses = task.split("train"), task.split("val"), state["loss"]
     ids = list(val.client_ids())
     for client in reversed(range(5)):
         module.eval()
         local.personalise(train, client)
         assert not module.training
-        # Three passes, in batches of four.
+        # Three passes or fewer, in batches of four.
+        epoch = int(state["epoch"][client])
+        epochs.add(epoch)
         size = int(train.offsets[client + 1] - train.offsets[client])
-        assert module.steps == 3 * math.ceil(size / 4)
+        assert module.steps == epoch * math.ceil(size / 4)
         own = ids.index(train.client_ids()[client])
         held_out = val.read_range(*val.offsets[own : own + 2].tolist())
         with torch.no_grad():
             loss = float(task.loss(module(held_out.inputs), held_out.targets))
         assert loss == pytest.approx(float(losses[client]))
+    assert (epochs == {3}) != choose_epoch
     # The round of this one has not come.
     local.personalise(train, 11)
     assert all(torch.equal(module.state_dict()[name], value) for name, value in start.items())
@@ -396,3 +433,50 @@ def test_a_choice_on_training_examples_is_said_and_called_that(
     assert ("local/val_loss" in scalars) == (without == 1)
     if without == 1:
         assert scalars["local/val_loss"] == pytest.approx(float(losses[1:].mean()))
+
+
+class Scaled:
+    """A transform that multiplies training examples by what it draws."""
+
+    def draw(self, count: int, rng: np.random.Generator) -> torch.Tensor:
+        return torch.from_numpy(rng.uniform(0.5, 2, (count, 1))).float()
+
+    def __call__(self, inputs: torch.Tensor, draws: torch.Tensor | None) -> torch.Tensor:
+        return inputs if draws is None else inputs * draws
+
+
+@pytest.mark.parametrize("has_val", [True, False])
+def test_training_augments_and_the_choice_does_not(
+    has_val: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resolved = config(local__learning_rates=[0.3], local__clients_per_round=1)
+    local, model, task = trainer(resolved)
+    transform, train = Scaled(), task.split("train")
+    monkeypatch.setattr(local._forward, "_transform", transform)
+    # As what a task hides of training examples, and draws of them.
+    whole = train.read_range(0, int(train.offsets[1]))
+    read = Examples(whole.inputs[1:] + 1, whole.targets[1:])
+    monkeypatch.setattr(local._train, "read_user", lambda user, rng: read)
+    if not has_val:
+        local._val_user[0] = -1
+    local.advance(1)
+    start = build_model(resolved, task, CPU)
+    rng = stream(3, Purpose.LOCAL_TRAINING, 0, 0)
+    for _ in range(3):
+        order = torch.from_numpy(rng.permutation(len(read)))
+        inputs = read.inputs[order] * transform.draw(len(read), rng)
+        for batch, targets in zip(inputs.split(4), read.targets[order].split(4), strict=True):
+            loss = task.loss(start.module(batch), targets)
+            for parameter, gradient in zip(
+                start.parameters, torch.autograd.grad(loss, start.parameters), strict=True
+            ):
+                parameter.data -= 0.3 * gradient
+    local.personalise(train, 0)
+    torch.testing.assert_close(model.vector, start.vector, rtol=1e-4, atol=1e-5)
+    split = task.split("val")
+    own = user_of(split, train.client_ids()[0])
+    assert own is not None
+    judge = split.read_range(*split.offsets[own : own + 2].tolist()) if has_val else whole
+    with torch.no_grad():
+        expected = float(task.loss(model.module(judge.inputs), judge.targets))
+    assert float(local.state_dict()["loss"][0]) == pytest.approx(expected, rel=1e-4)
