@@ -419,15 +419,17 @@ def test_a_learned_relationship_is_fitted_after_the_rounds_that_it_is_due_at() -
         np.testing.assert_allclose(state["relationship"], omega, atol=1e-12)
 
 
-def test_clients_of_a_round_start_from_the_models_that_the_centre_sent() -> None:
+@pytest.mark.parametrize("relationship", ["learned", "mean"])
+def test_clients_of_a_round_start_from_the_models_that_the_centre_sent(relationship: str) -> None:
     """One client's steps do not depend on who else takes part, and are scaled by sigma'."""
     changes = {"multitask__mean_ridge": 0.5, "multitask__regularization": 2.0}
-    local, _, task = in_clusters(multitask__relationship="mean", **changes)
-    omega = mean_relationship(40, 0.5)
-    np.testing.assert_allclose(local.state_dict()["relationship"], omega)
+    local, _, task = in_clusters(multitask__relationship=relationship, **changes)
     local.advance(1)
     before = {name: value.numpy().copy() for name, value in local.state_dict().items()}
-    local.advance(2)
+    omega = before["relationship"]
+    if relationship == "mean":
+        np.testing.assert_allclose(omega, mean_relationship(40, 0.5))
+    factor = local.advance(2).get("multitask/rescaled", 1.0)
     split, user = task.split("train"), 17
     examples = split.read_range(*split.offsets[user : user + 2])
     features = np.hstack([examples.inputs.double().numpy(), np.ones((8, 1))])
@@ -438,8 +440,8 @@ def test_clients_of_a_round_start_from_the_models_that_the_centre_sent() -> None
     scale = sigma_prime(omega) * omega[user, user] / 2.0
     change = local_ascent(features, signs, duals, model, scale, order, LOSSES["hinge"])
     after = local.state_dict()
-    np.testing.assert_allclose(after["duals"][8 * user : 8 * user + 8], duals, atol=1e-12)
-    expected = before["sums"][user] + change.ravel()
+    np.testing.assert_allclose(after["duals"][8 * user : 8 * user + 8], factor * duals, atol=1e-12)
+    expected = factor * (before["sums"][user] + change.ravel())
     np.testing.assert_allclose(after["sums"][user], expected, atol=1e-12)
 
 
