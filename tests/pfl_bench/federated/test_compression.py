@@ -17,6 +17,7 @@ from torch import Tensor
 from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.federated.compression import Compression, count_sketch, quantization, top_k
 from pfl_bench.files import read_metrics
+from pfl_bench.rng import Purpose, stream
 from pfl_bench.runs.runner import run
 from pfl_bench.types import ClientUpload, ConfigError, LocalResult, PluginError, UpdateTransform
 from privacy.clipping import add_clipped_
@@ -307,6 +308,14 @@ def test_draws_belong_to_the_round_and_the_client() -> None:
         assert torch.equal(first, send(transform(module, **options), update, 1, 2).update)
         other_seed = transform(module, seed=1, **options)
         assert not torch.equal(first, send(other_seed, update, 1, 2).update)
+    # And are no draws of another purpose.
+    rng = stream(0, Purpose.COMPRESSION, 2, 1)
+    sent = send(transform(quantization, levels=3), update, 1, 2).update
+    assert torch.equal(sent, quantization.quantize(update, 3, 512, rng))
+    rng = stream(0, Purpose.COMPRESSION, 2, 1)
+    hashing = count_sketch.Hashing(P, 1, 40, rng)
+    sent = send(transform(count_sketch, columns=40, k=P, rows=1), update, 1, 2).update
+    assert torch.equal(sent, hashing.estimates(hashing.table(update)))
 
 
 @pytest.mark.parametrize(

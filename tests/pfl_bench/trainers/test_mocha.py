@@ -422,27 +422,32 @@ def test_a_learned_relationship_is_fitted_after_the_rounds_that_it_is_due_at() -
 @pytest.mark.parametrize("relationship", ["learned", "mean"])
 def test_clients_of_a_round_start_from_the_models_that_the_centre_sent(relationship: str) -> None:
     """One client's steps do not depend on who else takes part, and are scaled by sigma'."""
-    changes = {"multitask__mean_ridge": 0.5, "multitask__regularization": 2.0}
+    options = {"mean_ridge": 0.5, "local_epochs": 2, "regularization": 0.05, "num_clients": 30}
+    changes = {f"multitask__{name}": value for name, value in options.items()}
     local, _, task = in_clusters(multitask__relationship=relationship, **changes)
     local.advance(1)
     before = {name: value.numpy().copy() for name, value in local.state_dict().items()}
     omega = before["relationship"]
     if relationship == "mean":
-        np.testing.assert_allclose(omega, mean_relationship(40, 0.5))
+        np.testing.assert_allclose(omega, mean_relationship(30, 0.5))
     factor = local.advance(2).get("multitask/rescaled", 1.0)
-    split, user = task.split("train"), 17
+    split, place = task.split("train"), 17
+    user = int(np.sort(stream(3, Purpose.PERSONAL).choice(40, 30, replace=False))[place])
+    assert user != place
     examples = split.read_range(*split.offsets[user : user + 2])
     features = np.hstack([examples.inputs.double().numpy(), np.ones((8, 1))])
     signs = np.eye(2)[examples.targets] * 2 - 1
-    order = stream(3, Purpose.LOCAL_TRAINING, 2, user).permutation(8)
-    model = (omega @ before["sums"] / 2.0)[user].reshape(21, 2)
-    duals = before["duals"][8 * user : 8 * user + 8]
-    scale = sigma_prime(omega) * omega[user, user] / 2.0
+    rng = stream(3, Purpose.LOCAL_TRAINING, 2, user)
+    order = np.concatenate([rng.permutation(8) for _ in range(2)])
+    model = (omega @ before["sums"] / 0.05)[place].reshape(21, 2)
+    part = slice(8 * place, 8 * place + 8)
+    duals = before["duals"][part]
+    scale = sigma_prime(omega) * omega[place, place] / 0.05
     change = local_ascent(features, signs, duals, model, scale, order, LOSSES["hinge"])
     after = local.state_dict()
-    np.testing.assert_allclose(after["duals"][8 * user : 8 * user + 8], factor * duals, atol=1e-12)
-    expected = factor * (before["sums"][user] + change.ravel())
-    np.testing.assert_allclose(after["sums"][user], expected, atol=1e-12)
+    np.testing.assert_allclose(after["duals"][part], factor * duals, atol=1e-12)
+    expected = factor * (before["sums"][place] + change.ravel())
+    np.testing.assert_allclose(after["sums"][place], expected, atol=1e-12)
 
 
 def test_expected_work_is_of_the_clients_that_take_part() -> None:
