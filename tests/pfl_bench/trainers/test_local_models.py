@@ -198,10 +198,11 @@ def test_a_cut_run_resumes_to_the_same_bits(
         assert torch.equal(tensor, states[1]["trainer"][name]), name
 
 
-@pytest.mark.parametrize("select_by", ["loss", "accuracy"])
+@pytest.mark.parametrize(("select_by", "kept_bytes"), [("loss", 2**20), ("accuracy", 0)])
 def test_a_rate_that_diverges_is_out_and_a_client_left_with_none_keeps_the_start(
-    select_by: str,
+    select_by: str, kept_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(local_models, "MAX_KEPT_BYTES", kept_bytes)
     changes: dict[str, Any] = {"local__clients_per_round": 12, "local__select_by": select_by}
     resolved = config(local__learning_rates=[1e38, 0.3], **changes)
     notices: list[str] = []
@@ -347,6 +348,53 @@ def test_clients_that_were_drawn_are_judged_on_their_own_val_examples() -> None:
     for place, user in enumerate(local._users.tolist()):
         best = min(by_hand(resolved, task, user, rate, 3)[1][-1][1] for rate in RATES)
         assert float(state["loss"][place]) == pytest.approx(best, rel=1e-4)
+
+
+class Reversed:
+    """A split whose users come the other way round, and the last of them not at all."""
+
+    def __init__(self, split: Any) -> None:
+        self._split = split
+        self._users = list(reversed(range(split.num_users - 1)))
+        self.name, self.num_users = split.name, len(self._users)
+        self.offsets = np.cumsum([0, *np.diff(split.offsets)[self._users]])
+        self.num_examples = int(self.offsets[-1])
+
+    def client_ids(self) -> list[str]:
+        ids = self._split.client_ids()
+        return [ids[user] for user in self._users]
+
+    def read_user(self, user: int, rng: np.random.Generator) -> Examples:
+        return self._split.read_user(self._users[user], rng)
+
+    def read_range(self, start: int, stop: int) -> Examples:
+        parts = [self.read_user(user, np.random.default_rng()) for user in range(self.num_users)]
+        inputs = torch.cat([part.inputs for part in parts])
+        return Examples(inputs[start:stop], torch.cat([part.targets for part in parts])[start:stop])
+
+
+def test_users_of_val_are_found_by_their_ids_wherever_they_stand() -> None:
+    resolved = config(local__clients_per_round=12)
+    task: Any = build_task(resolved, CPU)
+    original = task.split
+    other = {"val": Reversed(original("val")), "test": Reversed(original("test"))}
+    task.split = lambda name: other.get(name) or original(name)
+    model, notices = build_model(resolved, task, CPU), list[str]()
+    local = LocalTrainer(RunParts.build(resolved, task, model), Path(), notices.append)
+    assert "1 of 12 clients have no val examples" in notices[-1]
+    local.advance(1)
+    train, losses = task.split("train"), local.state_dict()["loss"]
+    for user in range(12):
+        best = min(by_hand(resolved, task, user, rate, 3)[1][-1][1] for rate in RATES)
+        assert float(losses[user]) == pytest.approx(best, rel=1e-4)
+        local.personalise(train, user)
+        own = model.vector.clone()
+        place = user_of(other["test"], train.client_ids()[user])
+        if place is not None:
+            model.vector.zero_()
+            found = local.personalise(other["test"], place)
+            assert torch.equal(model.vector, own)
+            assert len(found) == np.diff(other["test"].offsets)[place]
 
 
 class OneHot:
