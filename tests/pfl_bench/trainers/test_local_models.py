@@ -397,6 +397,17 @@ def test_users_of_val_are_found_by_their_ids_wherever_they_stand() -> None:
             assert len(found) == np.diff(other["test"].offsets)[place]
 
 
+def test_a_split_of_other_clients_is_refused() -> None:
+    resolved = config()
+    task: Any = build_task(resolved, CPU)
+    test, original = Reversed(task.split("test")), task.split
+    task.split = lambda name: test if name == "test" else original(name)
+    test.client_ids = lambda: [f"other {user}" for user in range(11)]  # type: ignore[method-assign]
+    parts = RunParts.build(resolved, task, build_model(resolved, task, CPU))
+    with pytest.raises(ConfigError, match="no client of split 'test' has training examples"):
+        LocalTrainer(parts, Path(), lambda text: None)
+
+
 class OneHot:
     """A split whose targets are labels that each are there or not."""
 
