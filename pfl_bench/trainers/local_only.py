@@ -104,7 +104,8 @@ class LocalTrainer(PersonalizedModels, Trainer):
         passes = options.num_epochs * len(options.learning_rates)
         steps = float(passes * np.ceil(sizes / options.batch_size).sum())
         examples = float(passes * sizes.sum())
-        return ExpectedWork(options.clients_per_round, len(sizes), steps, examples, None, 0.0, 0.0)
+        most = min(options.clients_per_round, len(sizes))
+        return ExpectedWork(most, len(sizes), steps, examples, None, 0.0, 0.0)
 
     def _find_val_users(self) -> NDArray[np.int64]:
         found = np.full(len(self._users), -1)

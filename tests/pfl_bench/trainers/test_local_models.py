@@ -145,6 +145,12 @@ def test_a_choice_is_by_all_val_examples_alike_whatever_the_batches() -> None:
     torch.testing.assert_close(*losses, rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize(("per_round", "most"), [(5, 5), (100, 12)])
+def test_no_round_has_more_clients_than_there_are(per_round: int, most: int) -> None:
+    local, _, _ = trainer(config(local__clients_per_round=per_round))
+    assert local.expected_work().at_once == most == local.advance(1)["train/num_clients"]
+
+
 def test_models_that_are_trained_again_are_those_that_would_be_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
