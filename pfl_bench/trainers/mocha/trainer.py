@@ -38,7 +38,7 @@ from pfl_bench.trainers.mocha.dual import (
     mean_relationship,
     sigma_prime,
 )
-from pfl_bench.types import ConfigError, Examples, ExpectedWork, Trainer
+from pfl_bench.types import ConfigError, DataError, Examples, ExpectedWork, Trainer
 
 MAX_CLIENTS = 5000
 RESCALINGS = 20
@@ -177,12 +177,18 @@ class MultitaskTrainer(PersonalizedModels, Trainer):
         return len(order)
 
     def _read(self, place: int) -> tuple[Array, Array]:
-        """A client's features, with a one for the bias, and signs."""
+        """A client's features, with a one for the bias, and signs; a DataError if not finite."""
         user = int(self._users[place])
         offsets = self._train.offsets
         examples = self._train.read_range(int(offsets[user]), int(offsets[user + 1]))
         inputs = self._forward.prepare(examples.inputs.to(self._model.device), None)
         features = inputs.flatten(1).cpu().double().numpy()
+        wrong = np.flatnonzero(~np.isfinite(features).all(axis=1))
+        if len(wrong):
+            raise DataError(
+                f"train: example {wrong[0]} of client '{self._train.client_ids()[user]}' holds NaN "
+                "or infinity, to which no linear model can be fitted; mend it, or leave it out"
+            )
         if self._linear.width > features.shape[1]:
             features = np.concatenate([features, np.ones((len(features), 1))], axis=1)
         signs = np.full((len(features), self._linear.num_classes), -1.0)

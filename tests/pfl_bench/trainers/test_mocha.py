@@ -28,7 +28,7 @@ from pfl_bench.trainers.mocha.dual import (
     sigma_prime,
 )
 from pfl_bench.trainers.mocha.trainer import MultitaskTrainer
-from pfl_bench.types import ConfigError, Examples
+from pfl_bench.types import ConfigError, DataError, Examples
 from tests.helpers import change_tree, make_tree
 
 CPU = torch.device("cpu")
@@ -471,6 +471,18 @@ def test_data_of_other_kinds_are_refused(part: str, change: Any, message: str) -
     parts = RunParts.build(config(), task, FlatModel(torch.nn.Linear(20, 2), CPU))
     with pytest.raises(ConfigError, match=message):
         MultitaskTrainer(parts, Path(), lambda text: None)
+
+
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
+@pytest.mark.parametrize("relationship", ["learned", "mean"])
+def test_features_that_are_not_finite_are_refused(relationship: str, value: float) -> None:
+    task: Any = Clusters()
+    task.split("train").inputs[8 * 13 + 2, 3] = value
+    resolved = config(multitask__relationship=relationship)
+    parts = RunParts.build(resolved, task, FlatModel(torch.nn.Linear(20, 2), CPU))
+    local = MultitaskTrainer(parts, Path(), lambda text: None)
+    with pytest.raises(DataError, match="example 2 of client '13' holds NaN or infinity"):
+        local.advance(1)
 
 
 def test_what_leaves_the_first_example_as_it_is_is_refused_too() -> None:
