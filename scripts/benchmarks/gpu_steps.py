@@ -19,7 +19,7 @@ from xml.etree import ElementTree
 
 import torch
 
-from benchmarks import decoding, femnist, niid_cells, reddit, shakespeare
+from benchmarks import decoding, femnist, gpu_convolutions, niid_cells, reddit, shakespeare
 from benchmarks.common import Machine, OurSide
 from benchmarks.femnist import FEMNIST
 from benchmarks.gpu_profile import profile_rounds
@@ -323,6 +323,9 @@ STEPS = {
         f"profile-{name}": Step("where a round's time goes", 60, False, partial(_profile, *parts))
         for name, parts in PROFILED.items()
     },
+    "profile-convolutions": Step(
+        "ways to convolve slots' images", 60, True, gpu_convolutions.compare
+    ),
     "niid-bench": Step(
         "published cells of NIID-Bench", niid_cells.LIMIT_S, True, niid_cells.run_cells
     ),

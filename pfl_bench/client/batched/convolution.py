@@ -2,9 +2,10 @@
 
 On a CPU slot by slot, with channels last in memory: oneDNN's kernels are near the processor's limit
 there, and neither a grouped convolution nor unfolded patches with batched products are faster.
-On a GPU as one batched product of all slots' unfolded patches: cuDNN takes the groups of a grouped
-convolution one after another, each with kernels that change the layout. A layer that has groups of
-its own is one grouped convolution there.
+On a GPU as one batched product of all slots' unfolded patches, where a slot's are too few to fill
+the device, else slot by slot: cuDNN takes the groups of a grouped convolution one after another,
+each with kernels that change the layout. A layer that has groups of its own is one grouped
+convolution there.
 
 In mixed precision the slots' own pass casts as ``torch.autocast`` does: images, kernels and slopes
 to bfloat16, the kernels' gradients back to float32; its outputs stay bfloat16 for what follows.
@@ -12,7 +13,7 @@ to bfloat16, the kernels' gradients back to float32; its outputs stay bfloat16 f
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Any, cast
 
@@ -23,6 +24,9 @@ from torch.nn import functional
 
 # Unfolded patches that are in memory at once, in a pass over the slots.
 PATCH_BYTES = 1 << 28
+# A slot's unfolded patches from which on it is convolved by itself: 16 images of ResNet-18's last
+# blocks have less, of its first blocks more.
+SLOT_ELEMENTS = 1 << 22
 
 
 def convolve(layer: nn.Conv2d, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -38,13 +42,11 @@ def convolve(layer: nn.Conv2d, inputs: Tensor, weight: Tensor, bias: Tensor | No
         Shape (L * n, outputs, height', width').
     """
     slots, channels = weight.shape[:2]
-    device = inputs.device.type
-    one_by_one = device == "cpu"
-    unfolded = not one_by_one and slots > 1 and layer.groups == 1
-    if (one_by_one or unfolded) and not isinstance(layer.padding, str):
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-        passes = _Convolution if one_by_one else _Unfolded
-        outputs = cast("Tensor", passes.apply(inputs, weight, bias, layer, dtype or inputs.dtype))
+    way, device, dtype = _way(layer, inputs, slots), inputs.device.type, inputs.dtype
+    if way is not None:
+        if torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)
+        outputs = cast("Tensor", way.apply(inputs, weight, bias, layer, dtype))
         return outputs.view_as(outputs)  # made here, so that a ReLU may write to it in place
     # (L n, C, ...) -> (n, L C, ...): a group, or more of them, a slot
     images = inputs.reshape(slots, -1, *inputs.shape[1:]).transpose(0, 1).flatten(1, 2)
@@ -59,6 +61,23 @@ def convolve(layer: nn.Conv2d, inputs: Tensor, weight: Tensor, bias: Tensor | No
     )
     outputs = grouped.reshape(-1, slots, channels, *grouped.shape[2:])
     return outputs.transpose(0, 1).flatten(0, 1)
+
+
+def _way(
+    layer: nn.Conv2d, inputs: Tensor, slots: int
+) -> type[_Convolution] | type[_Unfolded] | None:
+    """How the slots are convolved; None for one grouped convolution."""
+    if isinstance(layer.padding, str):
+        return None
+    if inputs.device.type == "cpu":
+        return _Convolution
+    if slots == 1 or layer.groups > 1:
+        return None
+    padding = cast("tuple[int, int]", layer.padding)
+    sides = [side + 2 * around for side, around in zip(inputs.shape[2:], padding, strict=True)]
+    height, width = _sides_of_outputs(layer, sides)
+    elements = len(inputs) // slots * height * width * layer.weight[0].numel()
+    return _Unfolded if elements < SLOT_ELEMENTS else _Convolution
 
 
 class _Convolution(torch.autograd.Function):
@@ -204,14 +223,8 @@ def _patches(images: Tensor, layer: nn.Conv2d) -> Tensor:
     """Inputs of each output, as a view: shape (L * n, height', width', k, k, C)."""
     count, *sides, channels = images.shape
     steps = images.stride()
-    sizes = [
-        (side - dilation * (kernel - 1) - 1) // stride + 1
-        for side, kernel, stride, dilation in zip(
-            sides, layer.kernel_size, layer.stride, layer.dilation, strict=True
-        )
-    ]
     return images.as_strided(
-        (count, *sizes, *layer.kernel_size, channels),
+        (count, *_sides_of_outputs(layer, sides), *layer.kernel_size, channels),
         (
             steps[0],
             steps[1] * layer.stride[0],
@@ -221,6 +234,12 @@ def _patches(images: Tensor, layer: nn.Conv2d) -> Tensor:
             steps[3],
         ),
     )
+
+
+def _sides_of_outputs(layer: nn.Conv2d, sides: Sequence[int]) -> list[int]:
+    """Height and width of what comes of padded images."""
+    parts = zip(sides, layer.kernel_size, layer.stride, layer.dilation, strict=True)
+    return [(side - wide * (size - 1) - 1) // stride + 1 for side, size, stride, wide in parts]
 
 
 def _parts(patches: Tensor, slots: int) -> Iterator[tuple[slice, slice]]:

@@ -52,6 +52,22 @@ def test_unfolded_patches_give_what_the_library_gives(
     assert found[2].permute(0, 1, 3, 4, 2).is_contiguous()
 
 
+def test_slots_whose_images_fill_a_gpu_are_convolved_one_by_one() -> None:
+    def way(layer: nn.Conv2d, side: int, images: int, slots: int = 8, device: str = "meta") -> Any:
+        shape = slots * images, layer.in_channels, side, side
+        return convolution._way(layer, torch.empty(shape, device=device), slots)
+
+    block = nn.Conv2d(64, 64, 3, padding=1)
+    assert way(block, 56, 16) is convolution._Convolution
+    assert way(block, 56, 2) is convolution._Unfolded
+    assert way(nn.Conv2d(512, 512, 3, padding=1), 7, 16) is convolution._Unfolded
+    assert way(block, 8, 2, device="cpu") is convolution._Convolution
+    # One slot, groups of the layer's own, and padding by name are the library's.
+    assert way(block, 8, 2, slots=1) is None
+    assert way(nn.Conv2d(64, 64, 3, groups=64), 8, 2) is None
+    assert way(nn.Conv2d(64, 64, 3, padding="same"), 8, 2) is None
+
+
 def test_the_first_layer_has_no_gradient_of_its_images() -> None:
     layer = nn.Conv2d(1, 2, 3)
     weight = torch.randn(2, 2, 1, 3, 3, requires_grad=True)
