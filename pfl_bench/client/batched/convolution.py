@@ -66,7 +66,7 @@ def convolve(layer: nn.Conv2d, inputs: Tensor, weight: Tensor, bias: Tensor | No
 def _way(
     layer: nn.Conv2d, inputs: Tensor, slots: int
 ) -> type[_Convolution] | type[_Unfolded] | None:
-    """How the slots are convolved; None for one grouped convolution."""
+    """The way to convolve the slots; None for one grouped convolution."""
     if isinstance(layer.padding, str):
         return None
     if inputs.device.type == "cpu":
