@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pfl_bench import plugins
 from pfl_bench.federated.aggregation import Aggregation, _kept
 from pfl_bench.federated.aggregation.krum import squared_distances
+from pfl_bench.federated.notices import RoundNotices
 from pfl_bench.files import read_metrics
 from pfl_bench.runs.runner import run
 from pfl_bench.types import ConfigError
@@ -235,6 +236,18 @@ def test_rounds_with_too_few_updates_end_no_run(
     said = capsys.readouterr().err
     assert said.count("is left out, the first of perhaps more") == 1
     assert "krum needs 11 or more finite updates" in said
+
+
+def test_only_the_first_round_with_too_few_updates_is_said() -> None:
+    said = list[str]()
+    notices, mechanism = RoundNotices(said.append, list), built("krum", num_attackers=4)
+    assert isinstance(mechanism, Aggregation)
+    for index, count in enumerate((11, 10, 11, 12, 10), 1):
+        combined(mechanism, drawn(count))
+        notices.left_out(index, mechanism, count)
+    (notice,) = said
+    assert "round 2 is left out" in notice
+    assert "needs 11 or more finite updates, and 10 came" in notice
 
 
 def test_a_trimmed_mean_that_trims_nobody_is_refused() -> None:
