@@ -167,6 +167,17 @@ def test_a_coordinate_step_minimises_its_parabola_and_conjugate(name: str) -> No
         assert found[0] == pytest.approx(grid[value.argmin()], abs=1e-4)
 
 
+def test_a_logistic_step_finds_its_root_however_large_features_are() -> None:
+    """Newton's method alone goes to and fro where the curvature is large."""
+    rng = np.random.default_rng(6)
+    for curvature in (1e-6, 1.0, 1e2, 1e4, 1e6):
+        dual, margin = rng.random(200), rng.normal(scale=30, size=200)
+        found = LOSSES["logistic"].maximise(dual, margin, curvature)
+        # At the root the log odds are what the margin and the change come to.
+        odds = -margin - curvature * (found - dual)
+        np.testing.assert_allclose(found, expit(odds), atol=1e-9 * (1 + curvature))
+
+
 @pytest.mark.parametrize("name", ["hinge", "logistic"])
 def test_conjugates_are_the_losses_own(name: str) -> None:
     """conjugate(-a) = max over margins of -a m - loss(m), within 0 to 1."""
