@@ -72,7 +72,7 @@ class FederatedTrainer(Trainer):
         resolved, options, model = parts.resolved, parts.options, parts.model
         group = group or SingleProcess()
         self._parts, self._options, self._algorithm = parts, options, parts.algorithm
-        self.total = options.num_rounds
+        self.total = self.last = options.num_rounds
         engine = build_engine(parts, notice)
         self.engine, shards = _shards_of(engine, group, options.cohort_size)
         devices, traces = None, ""
@@ -102,6 +102,7 @@ class FederatedTrainer(Trainer):
         self._rounds = PublicRounds(parts.aggregation, self._cohort_seed)
         if self.plan is not None:
             self.accountant = self.plan.request.accountant
+            self.last = self.plan.planned_rounds
             self._rounds = PrivateRounds(
                 self.plan, resolved, self._cohort_seed, self.central, folder / "ledger.jsonl"
             )

@@ -188,7 +188,7 @@ class _Run:
             if "train" in config.evaluation.splits:
                 scalars = {STEP_NAMES.get(name, name): value for name, value in scalars.items()}
             headline, measured = "", None
-            if index % config.evaluation.every == 0 or index == trainer.total:
+            if index % config.evaluation.every == 0 or index == trainer.last:
                 scalars |= trainer.epsilons(index)
                 trainer.load_central()
                 evaluate = partial(self._evaluator.evaluate, config.evaluation.splits)

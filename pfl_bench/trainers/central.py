@@ -106,7 +106,7 @@ class CentralTrainer(Trainer):
         self._forward = parts.forward
         self._seed = resolved.config.seed
         self._notice = notice
-        self.total = options.num_epochs
+        self.total = self.last = options.num_epochs
         if options.batch_size > self._split.num_examples:
             raise ConfigError(
                 f"central.batch_size: {options.batch_size} is more than the "
@@ -127,6 +127,8 @@ class CentralTrainer(Trainer):
         self._batch_seed = self._seed
         if self.plan is not None:
             self.accountant = self.plan.setting.accountant
+            if self.plan.max_steps is not None:
+                self.last = self.plan.max_steps // self._steps_per_epoch
             self._observer = StepObserver(model.slices, options.batch_size)
             self._private = PrivateSteps(
                 self.plan, model, self._optimizer, task, self._forward, options, self._observer
@@ -316,9 +318,7 @@ class CentralTrainer(Trainer):
             return None
         if done is not None:
             return self.plan.statement(done * self._steps_per_epoch)
-        planned = self.total * self._steps_per_epoch
-        if self.plan.max_steps is not None:
-            planned = min(planned, self.plan.max_steps)
+        planned = self.plan.max_steps or self.total * self._steps_per_epoch
         return self.plan.statement(planned, "planned")
 
     def state_dict(self) -> dict[str, Any]:

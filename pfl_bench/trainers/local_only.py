@@ -84,7 +84,7 @@ class LocalTrainer(PersonalizedModels, Trainer):
         self._initial = model.vector.clone()
         self._buffers = model.buffers()
         count = len(self._users)
-        self.total = math.ceil(count / options.clients_per_round)
+        self.total = self.last = math.ceil(count / options.clients_per_round)
         self._rate = torch.full((count,), UNTRAINED)
         self._epoch = torch.zeros(count, dtype=torch.int64)
         self._loss = torch.full((count,), math.nan, dtype=torch.float64)

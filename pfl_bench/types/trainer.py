@@ -60,6 +60,7 @@ class Trainer:
     Attributes:
         unit: What one step is called: "round" or "epoch".
         total: Steps of the whole run.
+        last: The step that the run ends with: ``total``, or the last within a private run's budget.
         engine: What trains the clients, as far as it decides the rounding of results; None where
             there are none.
         private_seed: What cohorts, batches and noise are drawn from; None for a run that is not
@@ -69,6 +70,7 @@ class Trainer:
 
     unit: str = "round"
     total: int
+    last: int
     engine: str | None = None
     private_seed: PrivateSeed | None = None
     accountant: str = ""

@@ -61,7 +61,7 @@ class MultitaskTrainer(PersonalizedModels, Trainer):
         assert options is not None, "a multi-task trainer needs the section 'multitask'"
         self._options = options
         self._seed = resolved.config.seed
-        self.total = options.num_rounds
+        self.total = self.last = options.num_rounds
         super().__init__(resolved.config, "multitask", task, options.num_clients, notice)
         count = len(self._users)
         if count > MAX_CLIENTS:

@@ -250,6 +250,30 @@ def test_every_so_many_rounds_are_evaluated_and_saved_and_the_last_ones(tmp_path
         assert epsilons[-1] == summary["privacy"][side]["epsilon"]
 
 
+@pytest.mark.parametrize(
+    ("setting", "changes"),
+    [
+        ("private_federated", {"privacy__noise_multiplier": 2.5, "privacy__epsilon": 1.0}),
+        ("central_dp", {"privacy__noise_multiplier": 1.0, "privacy__epsilon": 1.5}),
+    ],
+)
+def test_the_last_model_that_a_budget_allows_is_evaluated_and_may_be_selected(
+    setting: str, changes: dict[str, float], tmp_path: Path
+) -> None:
+    length = "federated__num_rounds" if setting == "private_federated" else "central__num_epochs"
+    config = make_config(
+        setting, **changes, **{length: 40}, evaluation__every=40,
+        evaluation__select_best="val/accuracy",
+    )  # fmt: skip
+    summary = run(config, tmp_path)
+    assert summary["status"] == "budget_exhausted"
+    rows = read_metrics(tmp_path / "metrics.jsonl")
+    assert [row["round"] for row in rows if "val/accuracy" in row] == [summary["rounds"]]
+    assert summary["selected"] == summary["best"]["val/accuracy"]["round"] == summary["rounds"]
+    epsilon = rows[-1]["privacy/epsilon_simulated"]
+    assert epsilon == summary["privacy"]["simulated"]["epsilon"]
+
+
 @pytest.mark.parametrize("setting", ["federated", "private_federated"])
 def test_clients_that_diverge_contribute_nothing_and_are_named(
     setting: str, tmp_path: Path
