@@ -119,7 +119,7 @@ def train(
                 if k is not None and local.corrects_beside_momentum:
                     w.sub_(k, alpha=rate)
         steps, processed, losses = steps + 1, processed + len(inputs), losses + loss.item()
-    update = learner.flat([w.detach() - c for w, c in zip(weights, start, strict=True)])
+    update = learner.flat([weight.detach() for weight in weights]).sub_(central)
     count, fraction = len(examples.inputs), local.batch_fraction
     used = count if fraction is None else max(1, int(fraction * count))
     return Trained(update, used, steps, processed, losses / max(1, steps))

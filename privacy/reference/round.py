@@ -130,7 +130,8 @@ def recompute(
     def add(user: int, trained: Trained | None, sent: Tensor) -> None:
         nonlocal bits
         sent = sent.double()
-        norm, contribution = mechanism.norm(sent), mechanism.clip(sent)
+        norm = mechanism.norm(sent)
+        contribution = mechanism.clip(sent, norm)
         if np.isfinite(norm):
             made.total += contribution
             bits += 0.5 if norm <= made.bound else -0.5
