@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from pfl_bench.client.batched import convolution
 from pfl_bench.client.precision import resolve_device
 from pfl_bench.federated.parts import (
     FederatedParts,
@@ -89,3 +90,12 @@ def test_updates_are_those_of_the_cpu(
     record_property("steps", sum(result.num_steps for result in ours.values()))
     theirs = updates(name, "sequential", "cpu", stores)
     assert_equal(ours, theirs, TOLERANCE.get(name, 1e-4), rounding=1e-6)
+
+
+@pytest.mark.parametrize("device", [CUDA])
+def test_slots_that_fill_a_gpu_are_convolved_one_by_one_to_the_same_updates(
+    device: str, stores: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = updates("femnist-cnn", "sequential", "cpu", stores)
+    monkeypatch.setattr(convolution, "SLOT_ELEMENTS", 1)
+    assert_equal(updates("femnist-cnn", "vectorized", device, stores), theirs, 1e-4, rounding=1e-6)
