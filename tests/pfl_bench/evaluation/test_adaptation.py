@@ -77,6 +77,15 @@ def test_a_whole_part_is_whole_although_the_product_rounds_below_it() -> None:
     assert len(tuning.personalise(split, 0)) == 43
 
 
+def test_clients_of_one_size_draw_parts_of_their_own() -> None:
+    tuning, _, _, split = tuner()
+    split.offsets = np.array([0, 40, 80])
+    split.read_range = lambda start, stop: Examples(torch.zeros(40, 64), torch.zeros(40).long())
+    tuning.begin()
+    first, second = (tuning.personalise(split, user) for user in (0, 1))
+    assert not np.array_equal(first, second)
+
+
 def test_the_tuned_model_is_that_of_plain_sgd_on_the_part() -> None:
     tuning, model, task, split = tuner(
         # One batch holds all of the part, so its order does not matter.

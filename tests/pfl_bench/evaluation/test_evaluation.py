@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, log_loss
-from torch import nn
+from torch import Tensor, nn
 
 from pfl_bench.client.forward import Forward
 from pfl_bench.evaluation.splits import initial_loss, measure
@@ -101,11 +101,39 @@ def test_no_examples_is_an_error_not_a_number() -> None:
         Classification().compute()
 
 
-def test_evaluation_leaves_the_mode_as_it_was() -> None:
+@pytest.mark.parametrize("is_training", [True, False])
+def test_evaluation_leaves_the_mode_as_it_was(is_training: bool) -> None:
     task, split = digits()
-    module = linear().train()
+    module = linear().train(is_training)
     evaluate(module, task, split, 64)
-    assert module.training
+    assert module.training == is_training
+
+
+def test_evaluation_is_without_dropout_and_gradients() -> None:
+    class Watching(Classification):
+        def update(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+            assert not outputs.requires_grad
+            return super().update(outputs, targets)
+
+    task, split = digits()
+    module = nn.Sequential(linear(), nn.Dropout()).train()
+    found = measure(through(module, task), split, [Watching()], 64).result(split, False)
+    assert found == evaluate(module[0], task, split, 64)
+
+
+def test_only_what_is_measured_has_a_name() -> None:
+    class Weighted(Classification):
+        def update(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+            values = super().update(outputs, targets)
+            return {**values, "weight": torch.ones(len(targets))}
+
+    task, split = digits()
+    forward = through(linear(), task)
+    found = measure(forward, split, [Weighted()], 64)
+    plain = evaluate(forward.module, task, split, 64)
+    assert found.result(split, False) == plain
+    own = found.result(split, True)
+    assert own.keys() - plain.keys() == {"val/num_clients_without_examples"}
 
 
 def test_the_loss_at_the_start_is_without_dropout() -> None:
