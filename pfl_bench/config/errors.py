@@ -129,8 +129,12 @@ def _explain(detail: Any, keys: Sequence[str], allowed: _Allowed, model: type[Ba
 
 
 def settings_named(name: str) -> list[str]:
-    """Dotted keys of rows whose last part is a name, those of privacy first."""
-    found = [path for path in all_paths(RunConfig) if f".{path}".endswith(f".{name}")]
+    """Dotted keys of rows whose last part is a name, or all with underscores; privacy's first."""
+    found = [
+        path
+        for path in all_paths(RunConfig)
+        if f".{path}".endswith(f".{name}") or path.replace(".", "_") == name
+    ]
     return sorted(found, key=lambda path: not path.startswith("privacy."))
 
 
