@@ -77,6 +77,26 @@ def test_a_whole_part_is_whole_although_the_product_rounds_below_it() -> None:
     assert len(tuning.personalise(split, 0)) == 43
 
 
+def test_each_pass_has_an_order_of_its_own() -> None:
+    class Seeing(Forward):
+        def loss(self, inputs: Any, targets: Any, draws: Any) -> Any:
+            seen.append(int(inputs[0, 0]))
+            return super().loss(inputs, targets, draws)
+
+    seen: list[int] = []
+    _, model, task, split = tuner()
+    split.offsets = np.array([0, 40])
+    inputs = torch.arange(40.0).unsqueeze(1).repeat(1, 64)
+    split.read_range = lambda start, stop: Examples(inputs, torch.zeros(40).long())
+    options = AdaptationOptions(num_steps=40, batch_size=1, learning_rate=1e-9, fraction=0.5)
+    tuning = FineTuning(Seeing(model.module, task, CPU), model, options, 1)
+    tuning.begin()
+    tuning.personalise(split, 0)
+    first, second = seen[:20], seen[20:]
+    assert sorted(first) == sorted(second) == sorted(set(seen))
+    assert sorted(first) != first != second
+
+
 def test_clients_of_one_size_draw_parts_of_their_own() -> None:
     tuning, _, _, split = tuner()
     split.offsets = np.array([0, 40, 80])

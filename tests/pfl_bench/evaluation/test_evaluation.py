@@ -9,7 +9,7 @@ from sklearn.metrics import accuracy_score, log_loss
 from torch import Tensor, nn
 
 from pfl_bench.client.forward import Forward
-from pfl_bench.evaluation.splits import initial_loss, measure
+from pfl_bench.evaluation.splits import initial_loss, measure, measured_names
 from pfl_bench.federated.parts import build_task
 from pfl_bench.metrics.classification import Classification
 from pfl_bench.types import FederatedSplit, Task, UserInputError
@@ -119,6 +119,15 @@ def test_evaluation_is_without_dropout_and_gradients() -> None:
     module = nn.Sequential(linear(), nn.Dropout()).train()
     found = measure(through(module, task), split, [Watching()], 64).result(split, False)
     assert found == evaluate(module[0], task, split, 64)
+
+
+def test_names_are_found_out_in_evaluation_mode() -> None:
+    """A batch norm in training would have nothing to go by on one example."""
+    task, split = digits()
+    module = nn.Sequential(linear(), nn.BatchNorm1d(10)).train()
+    names = measured_names(through(module, task), split, [Classification()])
+    assert set(names) == set(evaluate(module, task, split, 64))
+    assert module.training
 
 
 def test_only_what_is_measured_has_a_name() -> None:

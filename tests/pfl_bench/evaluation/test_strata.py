@@ -81,6 +81,7 @@ class Plays:
         return Examples(self.inputs[start:stop], self.weights[start:stop])
 
     def read_column(self, split: str, name: str, start: int, stop: int) -> NDArray[np.int64]:
+        assert split == self.name
         whole = self.play if name == "play" else np.arange(self.num_examples) * 1000
         return whole[start:stop]
 
@@ -147,7 +148,7 @@ def test_weights_are_repetitions(clients: list[tuple[int, int]]) -> None:
 def test_examples_that_weigh_nothing_do_not_matter_whatever_their_value() -> None:
     sums = GroupSums(3)
     values = {"loss": np.array([1.0, np.nan, 3.0, np.inf])}
-    sums.add(np.array([0, 0, 1, 2]), values, np.array([1.0, 0.0, 2.0, 0.0]))
+    sums.add(np.array([0, 0, 1, 2]), values, np.array([0.5, 0.0, 2.0, 0.0]))
     result = over_clients(sums)
     assert result["loss_by_client"] == 2
     assert result["client_loss_p50"] == 2
@@ -183,10 +184,27 @@ def test_many_values_of_a_column_make_room_for_themselves() -> None:
     assert all(row["examples"] == row["clients"] == 1 for row in table.values())
 
 
-def test_a_value_without_a_name_is_refused() -> None:
+def test_columns_are_read_of_the_evaluated_split() -> None:
+    data = Plays()
+    data.name = "val"
+    forward, split, task = parts(data)
+    strata = Strata(task, ["play"])
+    measure(forward, split, [Values()], 4, 0, strata)
+    rows = strata.tables()["play"].values()
+    assert sum(row["examples"] for row in rows) == data.num_examples
+
+
+def test_without_any_weight_there_is_no_mean() -> None:
+    sums = GroupSums(2)
+    sums.add(np.array([0, 1]), {"loss": np.ones(2)}, np.zeros(2))
+    assert all(np.isnan(value) for value in over_clients(sums).values())
+
+
+@pytest.mark.parametrize("number", [-1, 4])
+def test_a_value_without_a_name_is_refused(number: int) -> None:
     stratum = Stratum("play")
-    stratum.add(np.array([4]), np.array([0]), [({"v": np.ones(1)}, np.ones(1))])
-    with pytest.raises(DataError, match="column 'play': an example has 4"):
+    stratum.add(np.array([number]), np.array([0]), [({"v": np.ones(1)}, np.ones(1))])
+    with pytest.raises(DataError, match=f"column 'play': an example has {number}"):
         stratum.table(PLAYS)
 
 
@@ -214,7 +232,7 @@ def test_clients_are_evaluated_with_their_own_models_on_their_own_part(batch_siz
         module[0].weight.fill_(1.0)
     task: Any = data
     forward, split = Forward(module, task, CPU), task
-    data.weights[:] = 1
+    data.weights += 1  # they tell whose they are, and none is 0
     strata = Strata(task, ["play"])
     measured = measure(
         forward, split, [Values()], batch_size, strata=strata, personal=Shifted(module)
@@ -223,12 +241,13 @@ def test_clients_are_evaluated_with_their_own_models_on_their_own_part(batch_siz
     owners = np.repeat(np.arange(len(SIZES)), SIZES)
     places = np.concatenate([np.arange(size) for size in SIZES])
     held = places % 2 == 1
-    values = data.inputs[:, 0].numpy() + owners
-    assert result["test/score"] == pytest.approx(values[held].mean())
+    values, weights = data.inputs[:, 0].numpy() + owners, data.weights.numpy()
+    assert result["test/score"] == pytest.approx(np.average(values[held], weights=weights[held]))
     assert result["test/num_examples"] == held.sum()
     assert result["test/num_clients"] == 4
     assert result["test/num_clients_without_examples"] == 2  # one has nothing, one a single example
-    by_client = [values[held & (owners == u)].mean() for u in (0, 2, 4, 5)]
+    own = [held & (owners == user) for user in (0, 2, 4, 5)]
+    by_client = [np.average(values[part], weights=weights[part]) for part in own]
     assert result["test/score_by_client"] == pytest.approx(np.mean(by_client))
     rows = strata.tables()["play"].values()
     assert sum(row["examples"] for row in rows) == held.sum()

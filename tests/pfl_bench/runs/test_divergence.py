@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from pfl_bench.cli.main import main
+from pfl_bench.evaluation.evaluator import Evaluator
 from pfl_bench.files import read_metrics
 from pfl_bench.report.grid import make_grid
 from pfl_bench.runs.divergence import DivergenceWatch, describe_divergence
@@ -151,6 +152,25 @@ def test_a_loss_of_the_final_evaluation_alone_counts(tmp_path: Path) -> None:
     )  # fmt: skip
     summary = run(config, tmp_path)
     assert summary["diverged"]["metric"] == "test/loss"
+
+
+def test_a_loss_of_an_evaluation_counts_although_a_better_model_is_selected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training losses of an epoch come before its last step, which may ruin the model."""
+    real = Evaluator.evaluate
+
+    def ruined(self: Evaluator, splits: Sequence[str]) -> Any:
+        measured, tables = real(self, splits)
+        return measured | ({"val/loss": 1e9} if "val" in splits else {}), tables
+
+    monkeypatch.setattr(Evaluator, "evaluate", ruined)
+    config = make_config(
+        "central", central__num_epochs=2, evaluation__every=1,
+        evaluation__select_best="val/accuracy",
+    )  # fmt: skip
+    found = run(config, tmp_path)["diverged"]
+    assert (found["metric"], found["round"], found["value"]) == ("val/loss", 1, 1e9)
 
 
 def test_what_diverged_survives_a_cut(tmp_path: Path) -> None:
