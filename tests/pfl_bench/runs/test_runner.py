@@ -305,11 +305,12 @@ def test_selection_keeps_the_best_model_also_across_a_cut(tmp_path: Path) -> Non
     config = make_config(
         "federated", evaluation__select_best="val/accuracy", evaluation__every=1,
         federated__local_learning_rate=30.0, federated__num_rounds=8,
-        checkpoint={"every": 7, "keep": 2},
+        checkpoint={"every": 7, "keep": 2}, evaluation__final_splits=["val", "test"],
     )  # fmt: skip
     summary = run(config, tmp_path)
     accuracies = [float(str(r["val/accuracy"])) for r in read_metrics(tmp_path / "metrics.jsonl")]
     assert summary["selected"] == accuracies.index(max(accuracies)) + 1 < 7
+    assert summary["metrics"]["val/accuracy"] == max(accuracies) > accuracies[-1]
     (tmp_path / "summary.json").unlink()
     (tmp_path / "checkpoints" / "step-00000008.pt").unlink()
     resumed = run(config, tmp_path, resume=True)
