@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,9 @@ from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, log_loss
 from torch import Tensor, nn
 
+from pfl_bench.client.flat_model import FlatModel
 from pfl_bench.client.forward import Forward
+from pfl_bench.evaluation.evaluator import Evaluator
 from pfl_bench.evaluation.splits import initial_loss, measure, measured_names
 from pfl_bench.federated.parts import build_task
 from pfl_bench.metrics.classification import Classification
@@ -128,6 +132,26 @@ def test_names_are_found_out_in_evaluation_mode() -> None:
     names = measured_names(through(module, task), split, [Classification()])
     assert set(names) == set(evaluate(module, task, split, 64))
     assert module.training
+
+
+@pytest.mark.parametrize(
+    "adaptation", [None, {"num_steps": 1, "batch_size": 2, "learning_rate": 0.1}]
+)
+def test_evaluation_leaves_the_weights_that_reading_moves(adaptation: Any) -> None:
+    config = make_config("federated", evaluation__adaptation=adaptation).config
+    task, _ = digits()
+    module = linear()
+    model = FlatModel(module, CPU)
+
+    def halve(*_: Any) -> None:
+        model.vector.mul_(0.5)
+
+    module.register_forward_pre_hook(halve)
+    evaluator = Evaluator(config, task, model, through(module, task), None)
+    before = model.vector.clone()
+    found, _ = evaluator.evaluate(["val"])
+    assert torch.equal(model.vector, before)
+    assert set(found) == set(evaluator.names("val"))
 
 
 def test_only_what_is_measured_has_a_name() -> None:

@@ -151,7 +151,8 @@ def test_a_loss_of_the_final_evaluation_alone_counts(tmp_path: Path) -> None:
         evaluation__splits=[],
     )  # fmt: skip
     summary = run(config, tmp_path)
-    assert summary["diverged"]["metric"] == "test/loss"
+    found = summary["diverged"]
+    assert (found["metric"], found["round"]) == ("test/loss", 1)
 
 
 def test_a_loss_of_an_evaluation_counts_although_a_better_model_is_selected(

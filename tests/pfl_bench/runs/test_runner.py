@@ -38,6 +38,7 @@ def test_a_run_leaves_the_whole_folder(setting: str, tmp_path: Path) -> None:
     assert summary["setting"] == setting
     assert summary["status"] == "finished"
     assert 0.2 < summary["metrics"]["test/accuracy"] <= 1
+    assert {name.partition("/")[0] for name in summary["metrics"]} == {"test"}
     rows = read_metrics(out / "metrics.jsonl")
     assert [row["round"] for row in rows] == list(range(1, summary["rounds"] + 1))
     assert all("val/accuracy" in row for row in rows[1::2])
