@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from pfl_bench.client.batched.convolution import _Convolution, _Unfolded
+from pfl_bench.client.batched.convolution import _Convolution, _grouped, _Unfolded
 
 # Channels, side of the images, outputs, kernel, padding, stride.
 LAYERS = {
@@ -43,7 +41,7 @@ def compare(device: str, folder: Path) -> dict[str, Any]:
         SystemExit: A way gives other gradients of the kernels than the grouped convolution.
     """
     ways: dict[str, Callable[..., Any]] = {
-        "grouped": _grouped,
+        "grouped": _as_one,
         "slot by slot": _Convolution.apply,
         "unfolded": _Unfolded.apply,
     }
@@ -98,14 +96,10 @@ def _step(
     return step
 
 
-def _grouped(
+def _as_one(
     given: Tensor, weight: Tensor, bias: Tensor, layer: nn.Conv2d, dtype: torch.dtype
 ) -> Tensor:
-    slots = len(weight)
-    images = given.reshape(slots, -1, *given.shape[1:]).transpose(0, 1).flatten(1, 2)
-    kernels, shifts = weight.to(dtype).flatten(0, 1), bias.to(dtype).flatten()
-    settings = partial(functional.conv2d, stride=layer.stride, padding=layer.padding)
-    return settings(images, kernels, shifts, groups=slots)
+    return _grouped(layer, given, weight.to(dtype), bias.to(dtype))
 
 
 def _milliseconds(step: Callable[[], tuple[Tensor, ...]]) -> tuple[float, float]:

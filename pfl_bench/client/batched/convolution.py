@@ -41,13 +41,17 @@ def convolve(layer: nn.Conv2d, inputs: Tensor, weight: Tensor, bias: Tensor | No
     Returns:
         Shape (L * n, outputs, height', width').
     """
-    slots, channels = weight.shape[:2]
-    way, device, dtype = _way(layer, inputs, slots), inputs.device.type, inputs.dtype
+    way, device, dtype = _way(layer, inputs, len(weight)), inputs.device.type, inputs.dtype
     if way is not None:
         if torch.is_autocast_enabled(device):
             dtype = torch.get_autocast_dtype(device)
         outputs = cast("Tensor", way.apply(inputs, weight, bias, layer, dtype))
         return outputs.view_as(outputs)  # made here, so that a ReLU may write to it in place
+    return _grouped(layer, inputs, weight, bias)
+
+
+def _grouped(layer: nn.Conv2d, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    slots, channels = weight.shape[:2]
     # (L n, C, ...) -> (n, L C, ...): a group, or more of them, a slot
     images = inputs.reshape(slots, -1, *inputs.shape[1:]).transpose(0, 1).flatten(1, 2)
     grouped = functional.conv2d(
@@ -73,8 +77,8 @@ def _way(
         return _Convolution
     if slots == 1 or layer.groups > 1:
         return None
-    padding = cast("tuple[int, int]", layer.padding)
-    sides = [side + 2 * around for side, around in zip(inputs.shape[2:], padding, strict=True)]
+    around = zip(inputs.shape[2:], _padding(layer), strict=True)
+    sides = [side + 2 * added for side, added in around]
     height, width = _sides_of_outputs(layer, sides)
     elements = len(inputs) // slots * height * width * layer.weight[0].numel()
     return _Unfolded if elements < SLOT_ELEMENTS else _Convolution
@@ -158,11 +162,10 @@ class _Unfolded(torch.autograd.Function):
         dtype: torch.dtype,
     ) -> Tensor:
         slots, channels = weight.shape[:2]
-        padding = cast("tuple[int, int]", layer.padding)
-        images = _padded(inputs.to(dtype), padding)
+        images = _padded(inputs.to(dtype), layer)
         kernels = _as_rows(weight.to(dtype))
         ctx.save_for_backward(images, kernels)
-        ctx.layer, ctx.padding = layer, padding
+        ctx.layer = layer
         patches = _patches(images, layer)
         rows = patches.shape[:3].numel() // slots
         outputs = images.new_empty(slots, rows, channels)
@@ -194,23 +197,26 @@ class _Unfolded(torch.autograd.Function):
         to_images = torch.zeros_like(images, dtype=torch.float32)
         into = _patches(to_images, layer)
         for part, of_part in _parts(patches, slots):
-            of_patches = torch.bmm(slopes[part], kernels[part])
             target = into[of_part]
-            of_patches = of_patches.view(target.shape)
+            of_patches = torch.bmm(slopes[part], kernels[part]).view(target.shape)
             for row, column in product(*map(range, layer.kernel_size)):
                 target[:, :, :, row, column] += of_patches[:, :, :, row, column]
-        above, left = ctx.padding
+        above, left = _padding(layer)
         height, width = to_images.shape[1:3]
         inside = to_images[:, above : height - above, left : width - left]
         return inside.permute(0, 3, 1, 2), to_weight, to_bias, None, None
 
 
-def _padded(images: Tensor, padding: tuple[int, int]) -> Tensor:
+def _padding(layer: nn.Conv2d) -> tuple[int, int]:
+    """Rows above and below, and columns beside; the layer names no padding."""
+    return cast("tuple[int, int]", layer.padding)
+
+
+def _padded(images: Tensor, layer: nn.Conv2d) -> Tensor:
     """Images with channels last and zeros around, shape (L * n, height, width, C)."""
-    images = images.permute(0, 2, 3, 1)
-    if not any(padding):
+    images, (above, left) = images.permute(0, 2, 3, 1), _padding(layer)
+    if not above and not left:
         return images.contiguous()
-    above, left = padding
     return functional.pad(images, (0, 0, left, left, above, above)).contiguous()
 
 
