@@ -22,14 +22,16 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from benchmarks import niid_cells
 from benchmarks.gpu_steps import HALVES, STEPS, Step, pick_device, run_step
 
 TAIL = 4000
+T = TypeVar("T")
 
 
 def main() -> int:
@@ -51,14 +53,28 @@ def main() -> int:
     def take(name: str) -> tuple[str, dict[str, Any]]:
         return name, _outcome(name, STEPS[name], device, ends - time.monotonic())
 
-    with ThreadPoolExecutor(options.jobs) as pool:
-        for done in as_completed([pool.submit(take, name) for name in names]):
-            name, outcome = done.result()
+    with contextlib.closing(_as_they_end(take, names, options.jobs)) as ended:
+        for name, outcome in ended:
             report["steps"][name] = outcome
             _write(options.out, report)
             print(f"{name:22} {outcome['status']:8} {outcome.get('why', '')}", flush=True)
     print(f"written to {options.out}")
     return int(any(step["status"] == "failed" for step in report["steps"].values()))
+
+
+def _as_they_end(
+    take: Callable[[str], T], names: Sequence[str], jobs: int
+) -> Generator[T, None, None]:
+    """Results of steps; an interruption ends the one that runs, of several begins no other."""
+    if jobs == 1:
+        yield from map(take, names)
+        return
+    pool = ThreadPoolExecutor(jobs)
+    try:
+        for done in as_completed([pool.submit(take, name) for name in names]):
+            yield done.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _read_options() -> argparse.Namespace:
@@ -74,7 +90,10 @@ def _read_options() -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="name the steps and their limits")
     parser.add_argument("--step", choices=STEPS, help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.jobs < 1:
+        parser.error(f"--jobs {options.jobs}: must be at least 1")
+    return options
 
 
 def _outcome(name: str, step: Step, device: str, left: float) -> dict[str, Any]:
