@@ -253,41 +253,32 @@ def _profile(
     load: Workload, make: Callable[[Path], None], device: str, folder: Path
 ) -> dict[str, Any]:
     """Times of our rounds, with as many slots as the engine takes itself."""
-    return profile_rounds(_our_side(load, device, folder, make, engine="vectorized"), device)
+    return profile_rounds(_our_side(load, device, folder, make, engine="vectorized"))
 
 
 def _bench_step(what: str, subject: str, limit_s: int, *more: str, needs_gpu: bool = True) -> Step:
     return Step(what, limit_s, needs_gpu, partial(_bench, subject, list(more)))
 
 
-# Of which a round takes a GPU's loop of one client after another some seconds.
-FLAIR = [
-    "--only",
-    "fine_tuned-private",
-    "--users",
-    "150",
-    "--cohort",
-    "60",
-    "--repeats",
-    "2",
-    "--no-compiled",
-]
-FLAIR += ["--engine", "sequential", "vectorized", "--precision"]
-
-
-# What is profiled: cohorts that fill a GPU.
-PROFILED: dict[str, tuple[Workload, Callable[[Path], None]]] = {
-    "softmax": (replace(FEMNIST["softmax"], cohort_size=100), femnist.make_store),
-    "cnn": (replace(FEMNIST["cnn"], cohort_size=60), femnist.make_store),
-    "leaf-cnn": (replace(FEMNIST["leaf_cnn"], cohort_size=50), femnist.make_store),
-    "reddit": (replace(reddit.LOAD, cohort_size=50), reddit.make_store),
-    "shakespeare": (replace(shakespeare.LOAD, cohort_size=40), shakespeare.make_store),
+# Clients a round that fill a GPU.
+COHORTS = {"softmax": 100, "cnn": 60, "leaf_cnn": 50, "reddit": 50, "shakespeare": 40}
+PROFILED = {
+    **{name: (load, femnist.make_store) for name, load in FEMNIST.items()},
+    "reddit": (reddit.LOAD, reddit.make_store),
+    "shakespeare": (shakespeare.LOAD, shakespeare.make_store),
 }
 
 
-def _of(cohort: int, repeats: int = 3) -> tuple[str, ...]:
-    """A cohort that fills a GPU, and as many rounds of it as a step has time for."""
-    return "--cohort", str(cohort), "--repeats", str(repeats)
+def _of(name: str) -> tuple[str, ...]:
+    """The cohort of a workload, and as many rounds of it as a step has time for."""
+    only = ("--only", name) if name in FEMNIST else ()
+    return *only, "--cohort", str(COHORTS[name]), "--repeats", "3"
+
+
+# Of which a round takes a GPU's loop of one client after another some seconds.
+FLAIR = ["--only", "fine_tuned-private", "--users", "150", "--cohort", "60"]
+FLAIR += ["--repeats", "2", "--no-compiled"]
+FLAIR += ["--engine", "sequential", "vectorized", "--precision"]
 
 
 # In the order in which they run: what breaks first, then speed.
@@ -311,17 +302,24 @@ STEPS = {
     "out-of-memory": Step("slots that do not fit", 60, True, _out_of_memory),
     "decoding": Step("JPEGs a second", 60, False, decoding.rates),
     "bench-softmax": _bench_step(
-        "softmax regression", "femnist", 60, "--only", "softmax", *_of(100), needs_gpu=False
+        "softmax regression", "femnist", 60, *_of("softmax"), needs_gpu=False
     ),
-    "bench-cnn": _bench_step("FLAIR's small CNN", "femnist", 60, "--only", "cnn", *_of(60)),
-    "bench-leaf-cnn": _bench_step("LEAF's CNN", "femnist", 60, "--only", "leaf_cnn", *_of(50)),
-    "bench-reddit": _bench_step("LEAF's LSTM for words", "reddit", 60, *_of(50)),
-    "bench-shakespeare": _bench_step("LEAF's LSTM for characters", "shakespeare", 60, *_of(40)),
+    "bench-cnn": _bench_step("FLAIR's small CNN", "femnist", 60, *_of("cnn")),
+    "bench-leaf-cnn": _bench_step("LEAF's CNN", "femnist", 60, *_of("leaf_cnn")),
+    "bench-reddit": _bench_step("LEAF's LSTM for words", "reddit", 60, *_of("reddit")),
+    "bench-shakespeare": _bench_step(
+        "LEAF's LSTM for characters", "shakespeare", 60, *_of("shakespeare")
+    ),
     "bench-resnet18-tf32": _bench_step("FLAIR's ResNet-18", "flair", 90, *FLAIR, "tf32"),
     "bench-resnet18-bfloat16": _bench_step("in bfloat16", "flair", 90, *FLAIR, "bfloat16"),
     **{
-        f"profile-{name}": Step("where a round's time goes", 60, False, partial(_profile, *parts))
-        for name, parts in PROFILED.items()
+        f"profile-{name.replace('_', '-')}": Step(
+            "where a round's time goes",
+            60,
+            False,
+            partial(_profile, replace(load, cohort_size=COHORTS[name]), make),
+        )
+        for name, (load, make) in PROFILED.items()
     },
     "profile-convolutions": Step(
         "ways to convolve slots' images", 60, True, gpu_convolutions.compare

@@ -71,7 +71,7 @@ def read_options(description: str, models: tuple[str, ...]) -> Options:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--slots", type=int, nargs="+", default=(), help="of vectorized sides")
     parser.add_argument("--large-batch", type=int, help="of a plain step, as a limit")
-    parser.add_argument("--cohort", type=int, help="expected clients a round, of at most 200")
+    parser.add_argument("--cohort", type=int, help="expected clients a round, at most the users")
     read = parser.parse_args()
     return Options(
         repeats=read.repeats,
