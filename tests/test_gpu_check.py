@@ -177,9 +177,8 @@ def test_tests_that_fail_are_named(
     with pytest.raises(SystemExit, match=r'\["tests.test_it::test_bad"\]'):
         check.steps.run_step("tests", "cpu", tmp_path)
     said = capfd.readouterr().out
-    assert (
-        "PASSED tests/test_it.py::test_good" in said
-    )  # said as it goes: a step may be ended before its last test
+    # Said as it goes: a step may be ended before its last test.
+    assert "PASSED tests/test_it.py::test_good" in said
     assert "assert 1 == 2" in said
     (tmp_path / "tests" / "test_it.py").write_text(
         "import pytest\n@pytest.mark.cuda\ndef test_good(): pass\n", encoding="utf-8"

@@ -362,6 +362,7 @@ def test_every_url_is_named_with_its_failure(server: Server, target: Path) -> No
     assert all(f"\n  - {url}: " in message for url in file.urls)
     for words in ("HTTP 404", "HTTP 503", "(3 tries)", "Connection reset", "HTTP 204", "refused"):
         assert words in message
+    assert not target.exists()
 
 
 def test_a_folder_that_is_made_for_nothing_goes_again(server: Server, target: Path) -> None:

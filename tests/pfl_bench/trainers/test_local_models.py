@@ -541,7 +541,7 @@ def test_training_augments_and_the_choice_does_not(
     split = task.split("val")
     own = user_of(split, train.client_ids()[0])
     assert own is not None
-    judge = split.read_range(*split.offsets[own : own + 2].tolist()) if has_val else whole
+    evaluated = split.read_range(*split.offsets[own : own + 2].tolist()) if has_val else whole
     with torch.no_grad():
-        expected = float(task.loss(model.module(judge.inputs), judge.targets))
+        expected = float(task.loss(model.module(evaluated.inputs), evaluated.targets))
     assert float(local.state_dict()["loss"][0]) == pytest.approx(expected, rel=1e-4)
