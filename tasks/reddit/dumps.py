@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-import numpy as np
-
 from pfl_bench.data import parse_json, regular
 from pfl_bench.types import ConfigError, DataError, Progress
 from tasks.common.leaf.gathering import UNSPLIT, Gathering
@@ -24,7 +22,7 @@ from tasks.common.leaf.json_files import find_files
 from tasks.common.sources import need_package, reading
 from tasks.reddit.buckets import AuthorBuckets, Cleaned
 from tasks.reddit.cleaning import Cleaner, Cleaning, Options, tokenizer_name
-from tasks.reddit.sequences import cut, pack_tokens
+from tasks.reddit.sequences import Waiting, comment_columns, cut, pack_tokens
 
 SUFFIXES = (".json", ".jsonl", ".ndjson")
 # Of any content; that of .gz must have a suffix of its own.
@@ -294,21 +292,13 @@ def _keep(
             facts["users_with_too_many_comments"] += 1
             continue
         for split, part in _split(comments, options):
-            texts, masks, numbers = [], [], []
+            waiting: list[Waiting] = []
             for comment in part:
                 tokens, mask = cut(comment.text.split(" "), options.sequence_length)
-                texts.append(pack_tokens(tokens, f"author {author!r}"))
-                masks.append(mask)
-                name = names[comment.subreddit]
-                numbers.append(subreddits.setdefault(name, len(subreddits)))
-            gathering.append(
-                split,
-                author,
-                text=texts,
-                counted=masks,
-                created=np.array([comment.created for comment in part], dtype=np.int64),
-                subreddit=np.array(numbers, dtype=np.uint32),
-            )
+                text = pack_tokens(tokens, f"author {author!r}")
+                number = subreddits.setdefault(names[comment.subreddit], len(subreddits))
+                waiting.append((text, mask, comment.created, number))
+            gathering.append(split, author, **comment_columns(waiting))
 
 
 def _split(comments: list[Cleaned], options: Options) -> Iterator[tuple[str, list[Cleaned]]]:

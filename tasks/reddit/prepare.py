@@ -26,10 +26,7 @@ _KEYS = ("target_tokens", "count_tokens", "subreddit", "created_utc")
 def _comments(
     leaf: LeafUser, length: int, subreddits: dict[str, int], where: str
 ) -> dict[str, Any]:
-    texts: list[NDArray[np.uint8]] = []
-    masks: list[NDArray[np.uint16]] = []
-    created: list[int] = []
-    numbers: list[int] = []
+    comments: list[sequences.Waiting] = []
     for index, (x, y) in enumerate(zip(leaf.x, leaf.y, strict=True)):
         here = f"{where}, comment {index}"
         if not isinstance(y, dict) or any(y.get(key) is None for key in _KEYS):
@@ -38,10 +35,8 @@ def _comments(
                 "LEAF data set?"
             )
         text, mask = _sequences(x, y, length, here)
-        texts.append(text)
-        masks.append(mask)
         try:
-            created.append(dumps.to_seconds(y["created_utc"]))
+            created = dumps.to_seconds(y["created_utc"])
         except ValueError as error:
             raise DataError(
                 f"{here}: created_utc is {str(y['created_utc'])[:40]!r}; it must be whole seconds "
@@ -50,13 +45,9 @@ def _comments(
         name = y["subreddit"]
         if not isinstance(name, str) or not name:
             raise DataError(f"{here}: subreddit is {name!r:.40}; it must be a name, as text")
-        numbers.append(subreddits.setdefault(name, len(subreddits)))
-    return {
-        "text": texts,
-        "counted": masks,
-        "created": np.array(created, dtype=np.int64),
-        "subreddit": np.array(numbers, dtype=np.uint32),
-    }
+        number = subreddits.setdefault(name, len(subreddits))
+        comments.append((text, mask, created, number))
+    return sequences.comment_columns(comments)
 
 
 def _sequences(

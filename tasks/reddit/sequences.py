@@ -23,6 +23,13 @@ COMMENT_FIELDS = {
     "created": FieldSpec("int64"),
     "subreddit": FieldSpec("uint32"),
 }
+Waiting = tuple[NDArray[np.uint8], NDArray[np.uint16], int, int]
+"""One comment's values of ``COMMENT_FIELDS``."""
+
+
+def comment_columns(comments: Sequence[Waiting]) -> dict[str, Any]:
+    """Comments, at least one, as the columns of ``COMMENT_FIELDS``."""
+    return dict(zip(COMMENT_FIELDS, zip(*comments, strict=True), strict=True))
 
 
 def store_fields(length: int) -> dict[str, FieldSpec]:
