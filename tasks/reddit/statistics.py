@@ -12,7 +12,7 @@ from pydantic import Field
 
 from pfl_bench.data import Store, StoreSplit
 from pfl_bench.types import DataError, Progress
-from tasks.common.leaf.table1 import REDDIT, TITLE
+from tasks.common.leaf.table1 import REDDIT, TITLE, Counts, count
 from tasks.common.options import StrictOptions
 
 if TYPE_CHECKING:
@@ -73,12 +73,7 @@ def statistics(store: Store, options: Options, progress: Progress) -> dict[str, 
     return {
         "notice": "made-up comments, not Reddit" if "generated" in store.facts.extra else None,
         "comments_per_user": _describe(np.fromiter(totals.values(), np.int64, len(totals))),
-        "published": {
-            "users": REDDIT.users,
-            "comments": REDDIT.samples,
-            "mean": REDDIT.mean,
-            "sd": REDDIT.sd,
-        },
+        "published": _counts(REDDIT),
         "splits": splits,
         "subreddits": {
             "number": found,
@@ -118,10 +113,7 @@ def _describe(sizes: NDArray[np.int64]) -> dict[str, Any]:
     users, _ = np.histogram(sizes, edges)
     percentiles = np.percentile(sizes, PERCENTILES)
     return {
-        "users": len(sizes),
-        "comments": int(sizes.sum()),
-        "mean": float(sizes.mean()),
-        "sd": float(sizes.std()),
+        **_counts(count(sizes)),
         "min": int(sizes.min()),
         "max": int(sizes.max()),
         "percentiles": {
@@ -129,6 +121,10 @@ def _describe(sizes: NDArray[np.int64]) -> dict[str, Any]:
         },
         "histogram": {"edges": edges.astype(int).tolist(), "users": users.tolist()},
     }
+
+
+def _counts(row: Counts) -> dict[str, float]:
+    return {"users": row.users, "comments": row.samples, "mean": row.mean, "sd": row.sd}
 
 
 def format_statistics(statistics: Mapping[str, Any]) -> str:
