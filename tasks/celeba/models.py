@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from torch import nn
 
 from pfl_bench.types import DataFacts
-from tasks.common.options import StrictOptions, check_inputs
+from tasks.common.options import StrictOptions, check_inputs, refuse
 from tasks.common.vision.normalization import two_convolutions
 
 CHANNELS = 32
@@ -33,11 +33,11 @@ class Options(StrictOptions):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        changed = self.changed("groups", "normalization")
-        if self.name == "cnn" and changed:
-            raise ValueError(f"{', '.join(changed)}: 'cnn' has no normalisation; leave it out")
-        if "groups" in changed and self.normalization == "none":
-            raise ValueError("groups: is for normalization: group; leave it out")
+        if self.name == "cnn":
+            changed = self.changed("groups", "normalization")
+            refuse(changed, "'cnn' has no normalisation; leave it out")
+        if self.normalization == "none":
+            refuse(self.changed("groups"), "is for normalization: group; leave it out")
         if CHANNELS % self.groups:
             raise ValueError(f"groups: {self.groups} does not divide the {CHANNELS} channels")
         return self

@@ -20,6 +20,16 @@ class StrictOptions(BaseModel):
         fields = type(self).model_fields
         return [name for name in names if getattr(self, name) != fields[name].get_default()]
 
+    def given(self, *names: str) -> list[str]:
+        """Those of some options that the caller gave, perhaps with the value of their default."""
+        return [name for name in names if name in self.model_fields_set]
+
+
+def refuse(names: list[str], why: str) -> None:
+    """Refuse options that would have no effect, if there are any; ``why`` says how to mend it."""
+    if names:
+        raise ConfigError(f"{', '.join(names)}: {why}")
+
 
 class StoredOptions(StrictOptions):
     """Options of a task on a store.

@@ -7,12 +7,13 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from pfl_bench.types import ConfigError, HubDataset, Progress, RemoteFile
+from pfl_bench.types import HubDataset, Progress, RemoteFile
 from tasks.common.fedscale.streaming import BadSamples
 from tasks.common.idx import LABEL_FILES, MNIST_FILES, QMNIST_URL
 from tasks.common.leaf.gathering import Gathering, PartitionOptions, write_partition
 from tasks.common.leaf.options import FORM_NAMES
 from tasks.common.leaf.table1 import FEMNIST, compare
+from tasks.common.options import refuse
 from tasks.common.sources import choose_form
 from tasks.femnist import arrays, nist, pictures
 from tasks.femnist.forms import FIELDS, SIDE, Form
@@ -75,11 +76,9 @@ def prepare(source: Path, out: Path, options: Options, progress: Progress) -> di
     """
     form = choose_form(source, "FEMNIST", FORMS, options)
     own = {"bad_samples": options.bad_samples} if form is pictures.FORM else {}
-    if not own and "bad_samples" in options.model_fields_set:
-        raise ConfigError(
-            f"bad_samples: nothing to choose for {form.name}, only for {pictures.FORM.name}; "
-            "leave it out"
-        )
+    if not own:
+        why = f"nothing to choose for {form.name}, only for {pictures.FORM.name}; leave it out"
+        refuse(options.given("bad_samples"), why)
     with Gathering(out, FIELDS) as gathering:
         reading = form.read(source, gathering, progress, **own)
         partition = gathering.partition(options, published_as=reading.split_by)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from pfl_bench.types import ConfigError, DataError, DataFacts, UserInputError, did_you_mean
 from tasks.common import dense
 from tasks.common.images import models as images
+from tasks.common.options import refuse
 from tasks.common.sources import reason
 from tasks.common.text import models as text
 from tasks.common.text.words import PAD_ID, import_transformers
@@ -189,8 +190,7 @@ class Options(images.Options):
     def _of_this_model(self) -> Self:
         own = {"mlp": ["hidden"], text.LSTM: ["hidden", "embedding_size"]}.get(self.name, [])
         foreign = [one for one in self.changed("hidden", "embedding_size") if one not in own]
-        if foreign:
-            raise ValueError(f"{', '.join(foreign)}: no option of {self.name}; leave it out")
+        refuse(foreign, f"no option of {self.name}; leave it out")
         return self
 
 

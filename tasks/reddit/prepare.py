@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pfl_bench.types import ConfigError, DataError, Progress
+from pfl_bench.types import DataError, Progress
 from tasks.common.leaf.gathering import UNSPLIT, Gathering, Partition, write_partition
 from tasks.common.leaf.json_files import LOOKED_FOR as JSON_LOOKED_FOR
 from tasks.common.leaf.json_files import LeafUser, find_files, read_splits
+from tasks.common.options import refuse
 from tasks.common.sources import GENERATED_FACTS, Form, choose_form, is_generated
 from tasks.reddit import dumps, sequences
 from tasks.reddit.buckets import OverlapFinder
@@ -170,20 +171,13 @@ def _read_dumps(source: Path, options: Options, gathering: Gathering, progress: 
 
 
 def _check_options(form: str, options: Options) -> None:
-    given = options.model_fields_set
-    without_effect = [name for name in DUMP_OPTIONS if name in given]
-    if form == "leaf-json" and without_effect:
-        raise ConfigError(
-            f"{', '.join(without_effect)}: LEAF's JSON is cleaned already; leave these options "
-            "out, or give raw dumps"
-        )
+    if form == "leaf-json":
+        why = "LEAF's JSON is cleaned already; leave these options out, or give raw dumps"
+        refuse(options.given(*DUMP_OPTIONS), why)
     if options.vocabulary:
-        made = [name for name in ("vocabulary_size", "vocabulary_rule") if name in given]
-        if made:
-            raise ConfigError(
-                f"{', '.join(made)}: vocabulary={options.vocabulary} is given, so none is made; "
-                "leave the one or the other out"
-            )
+        made = options.given("vocabulary_size", "vocabulary_rule")
+        given = f"vocabulary={options.vocabulary} is given, so none is made"
+        refuse(made, f"{given}; leave the one or the other out")
 
 
 def _check_disjoint(found: _Found, source: Path, out: Path, progress: Progress) -> None:

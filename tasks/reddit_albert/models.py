@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pfl_bench.data import parse_json
 from pfl_bench.types import DataError, DataFacts
-from tasks.common.options import StrictOptions, check_inputs
+from tasks.common.options import StrictOptions, check_inputs, refuse
 from tasks.common.sources import reason
 from tasks.common.text.words import import_transformers
 from tasks.reddit_albert.task import HIDDEN
@@ -122,11 +122,9 @@ class Options(StrictOptions):
     @model_validator(mode="after")
     def _sizes_fit(self) -> Self:
         fields = type(self).model_fields.keys()
-        changed = ", ".join(self.changed(*sorted(fields - {"name", "weights"})))
-        if self.weights is not None and changed:
-            raise ValueError(
-                f"{changed}: the sizes are those of the folder in weights; leave them out"
-            )
+        if self.weights is not None:
+            changed = self.changed(*sorted(fields - {"name", "weights"}))
+            refuse(changed, "the sizes are those of the folder in weights; leave them out")
         if self.hidden_size % self.num_attention_heads:
             raise ValueError(
                 f"hidden_size {self.hidden_size} is not a multiple of num_attention_heads "

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from pfl_bench.data import FieldSpec, regular
-from pfl_bench.types import ConfigError, DataError, Progress
+from pfl_bench.types import DataError, Progress
 from tasks.common.fedscale.layout import SPELLINGS
 from tasks.common.leaf.gathering import UNSPLIT, Gathering, PartitionOptions, write_partition
+from tasks.common.options import refuse
 from tasks.common.sources import (
     GENERATED_FACTS,
     GENERATED_MARK,
@@ -239,11 +240,8 @@ def _find(source: Path) -> list[_Text]:
 
 def _choose(texts: list[_Text], options: Options) -> Tokenizer:
     if options.tokenizer is not None:
-        if "vocabulary_size" in options.model_fields_set:
-            raise ConfigError(
-                "vocabulary_size: is for the commonest words, and tokenizer has a vocabulary of "
-                "its own; give one of them"
-            )
+        why = "is for the commonest words, and tokenizer has a vocabulary of its own"
+        refuse(options.given("vocabulary_size"), f"{why}; give one of them")
         return Pieces(Path(options.tokenizer))
     counts: Counter[str] = Counter()
     for text in texts:

@@ -18,6 +18,7 @@ from tasks.common.classification import InMemoryTask
 from tasks.common.leaf.json_files import LOOKED_FOR, find_files, read_splits
 from tasks.common.leaf.options import check_fractions
 from tasks.common.leaf.plan import SPLITS, UNSPLIT, published_split_by
+from tasks.common.options import refuse
 from tasks.synthetic.generator import (
     Pool,
     Recipe,
@@ -141,12 +142,9 @@ class Options(Recipe):
     @model_validator(mode="after")
     def _options_fit(self) -> Self:
         check_fractions(self.train_fraction, self.val_fraction)
-        changed = self.changed(*Recipe.model_fields)
-        if self.data is not None and changed:
-            raise ValueError(
-                f"{', '.join(changed)}: are for generated data, but data = {self.data!r} is read; "
-                "leave one of the two out"
-            )
+        if self.data is not None:
+            why = f"are for generated data, but data = {self.data!r} is read"
+            refuse(self.changed(*Recipe.model_fields), f"{why}; leave one of the two out")
         return self
 
 
@@ -217,11 +215,8 @@ def build(options: Options) -> SyntheticTask:
         changed = options.changed(*SPLIT_OPTIONS)
         if options.partition == "iid" and "split_seed" in changed:
             changed.remove("split_seed")  # the partition draws from it
-        if changed:
-            raise ConfigError(
-                f"{', '.join(changed)}: {options.data} is split by its publisher, by {published}; "
-                "leave these options out, or give data that are not split"
-            )
+        why = f"{options.data} is split by its publisher, by {published}"
+        refuse(changed, f"{why}; leave these options out, or give data that are not split")
     splits = _splits(options, pools, users, published or options.split_by)
     digest = hashlib.sha256()
     for split in splits.values():

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from pfl_bench.types import ConfigError, DataError, SplitBy
 from tasks.common.leaf.options import OF_SPLIT, PartitionOptions
+from tasks.common.options import refuse
 
 UNSPLIT = "all"
 SPLITS = ("train", "val", "test")
@@ -191,9 +192,7 @@ def check_options(
         )
     else:
         return
-    given = [name for name in unused if name in options.model_fields_set]
-    if given:
-        raise ConfigError(f"{', '.join(given)}: {why}")
+    refuse(options.given(*unused), why)
 
 
 def _choose_users(

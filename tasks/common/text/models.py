@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pfl_bench.types import DataFacts, Examples
 from tasks.common.lstm.stacked_lstm import StackedLstm
-from tasks.common.options import StrictOptions, check_inputs
+from tasks.common.options import StrictOptions, check_inputs, refuse
 from tasks.common.text.words import FIRST_WORD, PAD_ID, read_store_vectors
 
 BAG, LSTM = "bag_log_reg", "stacked_lstm"
@@ -96,9 +96,7 @@ class Options(StrictOptions):
     def _of_this_model(self) -> Self:
         of_bag = {"init"}
         foreign = type(self).model_fields.keys() - {"name"} - of_bag if self.name == BAG else of_bag
-        changed = self.changed(*sorted(foreign))
-        if changed:
-            raise ValueError(f"{', '.join(changed)}: no option of {self.name}; leave it out")
+        refuse(self.changed(*sorted(foreign)), f"no option of {self.name}; leave it out")
         if self.name == LSTM and (self.embeddings is None) == (self.embedding_size is None):
             raise ValueError(
                 "stacked_lstm: say where word vectors come from: embeddings = FILE (GloVe's text "
