@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 # Far beyond what a file of this toolkit has, and within what every later walk can descend.
 _DEEPEST = 50
 _LARGEST_INTEGER = 2**1023  # the last power of two that a float holds
+# After a result's name: of a file or folder that becomes it, with the process that writes it.
+_UNFINISHED = re.compile(r"^(?:(?:partial|gathering)-(\d+)-\w+|(\d+)\.partial)$")
 _RESTORE = "restore the file from a copy, or run the row again"
 _STRINGS_AND_BRACKETS = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[\]{}]', re.DOTALL)
 
@@ -64,64 +66,63 @@ def write_atomically(path: Path, content: bytes | str | Callable[[BinaryIO], obj
     if path.exists() and not path.is_file() and not path.is_dir():
         raise FileExistsError(errno.EEXIST, "no regular file", str(path))
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    _remove_leftovers(path)
-    lock = None
+    remove_leftovers(path)
     try:
         # Whatever has its name, a link to elsewhere say, is not written through.
         partial.unlink(missing_ok=True)
-        with partial.open("xb") as file:
-            lock = lock_path(partial)
-            if callable(content):
-                content(file)
-            else:
-                file.write(content.encode("utf-8") if isinstance(content, str) else content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
+        with contextlib.ExitStack() as lock:
+            with partial.open("xb") as file:
+                lock.enter_context(locking(partial))
+                if callable(content):
+                    content(file)
+                else:
+                    file.write(content.encode("utf-8") if isinstance(content, str) else content)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(path)
     except BaseException as error:
         if isinstance(error, OSError) and error.filename in (None, str(partial)):
             error.filename = str(path)
             del error.filename2  # None would be shown
         partial.unlink(missing_ok=True)
         raise
-    finally:
-        if lock is not None:
-            os.close(lock)
     synchronise_folder(path.parent)
 
 
-def _remove_leftovers(path: Path) -> None:
-    """Remove what killed processes left of a file: their ids are free, and nobody has a lock."""
-    prefix, suffix = f".{path.name}.", ".partial"
-    for partial in path.parent.glob(f"{glob.escape(prefix)}*{suffix}"):
-        process = partial.name.removeprefix(prefix).removesuffix(suffix)
-        if not process.isdecimal() or is_running(int(process)) or not partial.is_file():
-            continue
-        # A process of another machine that is writing has it.
-        lock = lock_path(partial)
-        if lock is not None:
-            with contextlib.suppress(OSError):
-                partial.unlink()
-            os.close(lock)
+def remove_leftovers(path: Path) -> None:
+    """Remove the temporary files and folders of a result whose processes are gone.
 
-
-def lock_path(path: Path) -> int | None:
-    """Lock a file or folder for as long as this process lives; returns a descriptor to close.
-
-    It is None where another process has the lock, or where nothing can be locked, as on some
-    network file systems.
+    Gone is a process whose id is free and whose lock can be had, so that neither a process of
+    another machine nor one that is just beginning loses anything.
     """
-    descriptor = None
-    try:
-        import fcntl  # not on every platform
+    for left in path.absolute().parent.glob(f".{glob.escape(path.name)}.*"):
+        found = _UNFINISHED.match(left.name.removeprefix(f".{path.name}."))
+        is_kept = left.is_symlink() or not (left.is_file() or left.is_dir())
+        if found is None or is_running(int(found[1] or found[2])) or is_kept:
+            continue
+        with contextlib.suppress(OSError), locking(left) as is_ours:
+            if is_ours and left.is_dir():
+                shutil.rmtree(left, ignore_errors=True)
+            elif is_ours:
+                left.unlink()
 
-        descriptor = os.open(path, os.O_RDONLY)
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (ImportError, OSError):
-        if descriptor is not None:
-            os.close(descriptor)
-        return None
-    return descriptor
+
+@contextlib.contextmanager
+def locking(path: Path) -> Iterator[bool]:
+    """Lock a file or folder within the block, as long as this process lives; False if it cannot be.
+
+    It cannot where another process has the lock, nor on some network file systems.
+    """
+    with contextlib.ExitStack() as held:
+        is_ours = False
+        with contextlib.suppress(ImportError, OSError):
+            import fcntl  # not on every platform
+
+            descriptor = os.open(path, os.O_RDONLY)
+            held.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_ours = True
+        yield is_ours
 
 
 @contextlib.contextmanager

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import glob
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 from filelock import FileLock, Timeout
 
-from pfl_bench.files import is_running, lock_path
+from pfl_bench.files import locking
+from pfl_bench.files import remove_leftovers as remove_leftovers
 from pfl_bench.types import DataError
 
 TemporaryKind = Literal["partial", "gathering"]
-# After the result's name: of a folder of these kinds, or of ``new_folder``.
-_ENDING = re.compile(rf"^(?:(?:{'|'.join(get_args(TemporaryKind))})-(\d+)-\w+|(\d+)\.partial)$")
 
 
 class TemporaryFolder:
@@ -34,32 +31,13 @@ class TemporaryFolder:
         remove_leftovers(out)
         prefix = f".{out.name}.{kind}-{os.getpid()}-"
         self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=out.absolute().parent))
-        self._lock = lock_path(self.path)
+        self._lock = contextlib.ExitStack()
+        self._lock.enter_context(locking(self.path))
 
     def remove(self) -> None:
         """Remove the folder and all that is in it."""
         shutil.rmtree(self.path, ignore_errors=True)
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
-
-
-def remove_leftovers(out: Path) -> None:
-    """Remove the temporary folders of a result whose processes are gone.
-
-    Gone is a process whose id is free and whose lock can be had, so that neither a process of
-    another machine nor one that is just beginning loses anything.
-    """
-    hidden = f".{out.name}."
-    for folder in out.absolute().parent.glob(f"{glob.escape(hidden)}*"):
-        found = _ENDING.match(folder.name.removeprefix(hidden))
-        if found is None or is_running(int(found[1] or found[2])) or folder.is_symlink():
-            continue
-        lock = lock_path(folder) if folder.is_dir() else None
-        if lock is not None:
-            shutil.rmtree(folder, ignore_errors=True)
-            with contextlib.suppress(OSError):
-                os.close(lock)
+        self._lock.close()
 
 
 @contextlib.contextmanager
@@ -102,21 +80,18 @@ def new_folder(out: Path, what: str) -> Iterator[Path]:
     out.parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(out)
     partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
-    lock = None
     try:
         partial.mkdir()
-        lock = lock_path(partial)
-        yield partial
-        try:
-            partial.replace(out)
-        except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                raise
-            raise DataError(
-                f"{out}: another process has made this folder meanwhile, and what this one has "
-                "generated is dropped; use that folder, or give another --out"
-            ) from None
+        with locking(partial):
+            yield partial
+            try:
+                partial.replace(out)
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+                raise DataError(
+                    f"{out}: another process has made this folder meanwhile, and what this one "
+                    "has generated is dropped; use that folder, or give another --out"
+                ) from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-        if lock is not None:
-            os.close(lock)
