@@ -13,27 +13,42 @@ from typing import Any
 import torch
 
 from pfl_bench.client import machine
-from pfl_bench.types import DataFacts
+from pfl_bench.federated.parts import RunParts
+from pfl_bench.types import Trainer
 
+# Packages that can change a result; an absent one has no version.
 PACKAGES = (
     "pfl-bench", "torch", "torchvision", "opacus", "dp-accounting", "numpy", "h5py",
     "scikit-learn", "pydantic", "wandb",
 )  # fmt: skip
 
 
-def environment(
-    facts: DataFacts,
-    device: torch.device,
-    initial_digest: str,
-    engine: str | None,
-    processes: str = "",
-) -> dict[str, Any]:
-    """Describe versions, hardware, commit and data.
+def environment(parts: RunParts, trainer: Trainer, processes: str) -> dict[str, Any]:
+    """Describe versions, hardware, commit and data, with the private seed if there is one.
 
-    ``engine`` trains clients, None where there are none; ``processes`` is what several processes
-    are called, empty for one.
+    ``processes`` is what several processes are called, empty for one.
     """
-    hardware: dict[str, Any] = {
+    facts, seed = parts.task.facts, trainer.private_seed
+    return {
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": sys.argv,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": machine.versions_of(PACKAGES),
+        "plugins": machine.plugin_digests(),
+        "hardware": hardware(parts.model.device),
+        "git": git_state(),
+        "data": {"source": facts.source, "variant": facts.variant, "checksum": facts.checksum},
+        "model": {"initial_digest": parts.model.initial_digest},
+        "engine": {"name": trainer.engine},
+        "processes": processes,
+        **({} if seed is None else {"private_seed": seed.to_json_dict()}),
+    }
+
+
+def hardware(device: torch.device) -> dict[str, Any]:
+    """Describe the machine, and the device that computes."""
+    found: dict[str, Any] = {
         "machine": platform.machine(),
         "processor": machine.processor_name(),
         "logical_cores": os.cpu_count(),
@@ -43,30 +58,12 @@ def environment(
         "cpu_capability": machine.cpu_capability(),
     }
     if device.type == "cuda":
-        hardware["accelerator"] = torch.cuda.get_device_name(device)
-        hardware["cuda"] = torch.version.cuda
+        found["accelerator"] = torch.cuda.get_device_name(device)
+        found["cuda"] = torch.version.cuda
         only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
         # Those that PyTorch cannot repeat bit for bit.
-        hardware["nondeterministic_operations"] = "warned of" if only_warns else "refused"
-    return {
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": sys.argv,
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "packages": package_versions(),
-        "plugins": machine.plugin_digests(),
-        "hardware": hardware,
-        "git": git_state(),
-        "data": {"source": facts.source, "variant": facts.variant, "checksum": facts.checksum},
-        "model": {"initial_digest": initial_digest},
-        "engine": {"name": engine},
-        "processes": processes,
-    }
-
-
-def package_versions() -> dict[str, str | None]:
-    """Versions of the packages that can change a result; None for one that is absent."""
-    return machine.versions_of(PACKAGES)
+        found["nondeterministic_operations"] = "warned of" if only_warns else "refused"
+    return found
 
 
 def git_state() -> dict[str, Any] | None:

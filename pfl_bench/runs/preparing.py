@@ -58,17 +58,7 @@ class PreparedRun:
 
     def environment(self) -> dict[str, Any]:
         """Environment that the run would record, with its private seed if it has one."""
-        parts, trainer = self.parts, self.trainer
-        now = environment(
-            parts.task.facts,
-            parts.model.device,
-            parts.model.initial_digest,
-            trainer.engine,
-            self.group.description,
-        )
-        if trainer.private_seed is not None:
-            now["private_seed"] = trainer.private_seed.to_json_dict()
-        return now
+        return environment(self.parts, self.trainer, self.group.description)
 
 
 def prepare(

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from pfl_bench.client.machine import processor_name
+from pfl_bench.client.machine import processor_name, versions_of
 from pfl_bench.client.precision import resolve_device
 from pfl_bench.config.loading import resolve
 from pfl_bench.federated.parts import (
@@ -27,7 +27,7 @@ from pfl_bench.federated.parts import (
 )
 from pfl_bench.federated.trainer import FederatedTrainer
 from pfl_bench.federated.workers.start import start_workers
-from pfl_bench.runs.environment import git_state, package_versions
+from pfl_bench.runs.environment import PACKAGES, git_state
 
 # What arithmetic the processor has units for.
 _UNITS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
@@ -161,7 +161,7 @@ class Machine:
 
     def describe(self) -> dict[str, Any]:
         """Hardware, versions, commit, command, and the load of a minute before and after."""
-        versions = package_versions()
+        versions = versions_of(PACKAGES)
         for peer in ("pfl", "flwr", "ray"):
             with contextlib.suppress(importlib.metadata.PackageNotFoundError):
                 versions[peer] = importlib.metadata.version(peer)

@@ -20,9 +20,8 @@ from pfl_bench.config.loading import load_config
 from pfl_bench.report.audit import audit_status, audits
 from pfl_bench.report.run_folder import read_run
 from pfl_bench.runs.audit import audit_run
-from pfl_bench.runs.environment import environment
+from pfl_bench.runs.environment import hardware
 from pfl_bench.runs.runner import run
-from pfl_bench.types import DataFacts
 from pfl_bench.types.layouts import LAYOUTS, misfit
 from pfl_bench.types.results import RunSummary
 from privacy.audit import evidence
@@ -148,8 +147,7 @@ def test_no_name_is_known_that_no_run_writes(store: Path, tmp_path: Path) -> Non
 
 def test_what_a_run_on_a_gpu_writes_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "H100")
-    facts = DataFacts("source", "variant", "sha256:0", 10, (1,), "user")
-    written = environment(facts, torch.device("cuda"), "sha256:0", "sequential")["hardware"]
+    written = hardware(torch.device("cuda"))
     assert {*written} == {*LAYOUTS["environment.json"]["hardware!"]}
 
 
