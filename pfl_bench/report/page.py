@@ -22,7 +22,7 @@ from pfl_bench.report.run_facts import count, progress, run_facts, run_table, st
 from pfl_bench.report.run_folder import RunRecord, each_run_once, read_run
 from pfl_bench.report.series import numbers
 from pfl_bench.report.systems import system_panels
-from pfl_bench.report.words import StatementWords, describe
+from pfl_bench.report.words import describe
 from pfl_bench.runs.rows import RowResult, rows_of
 from pfl_bench.types import ExpectedResult, RunFolderError
 
@@ -185,7 +185,7 @@ def _unfinished_rows(group: Sequence[RunRecord]) -> list[RowResult]:
     return [replace(row, status="unfinished", note=note) for row in rows_of([planned])]
 
 
-def _statements(groups: Mapping[str, Sequence[RunRecord]]) -> list[StatementWords]:
+def _statements(groups: Mapping[str, Sequence[RunRecord]]) -> list[dict[str, Any]]:
     """Put each private run's statement into words; equal ones of a row are said once."""
     statements = []
     for name, group in groups.items():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from pfl_bench.report.results import format_epsilon
@@ -23,34 +22,15 @@ _ADJACENCY = {
 }
 
 
-@dataclass(frozen=True)
-class Claim:
-    """One of the two epsilons, in words."""
-
-    kind: str
-    epsilon: str
-    delta: str
-    about: str
-    detail: str
-
-
-@dataclass(frozen=True)
-class StatementWords:
-    """A statement, ready for a page; the facts are what else the claims rest on."""
-
-    title: str
-    is_planned: bool
-    unit: str
-    claims: tuple[Claim, ...]
-    facts: tuple[tuple[str, str], ...]
-    not_covered: tuple[str, ...]
-    notes: tuple[str, ...]
-
-
 def describe(
     statement: Mapping[str, Any], title: str = "", is_planned: bool = False
-) -> StatementWords:
-    """Put a ``RunRecord``'s privacy statement into words; members that it lacks are left out."""
+) -> dict[str, Any]:
+    """Put a ``RunRecord``'s privacy statement into words; members that it lacks are left out.
+
+    Returns:
+        The statement as ``page.html`` shows it; "facts", of label and value, are what else its
+        claims rest on.
+    """
     unit = str(statement.get("unit", "unknown"))
     clip = statement.get("clip")
     adjacency = str(statement.get("adjacency") or "")
@@ -72,19 +52,19 @@ def describe(
         *((label, values[key]) for key, label in named.items()),
         ("Epsilon with the choice among trials", _selection(statement.get("selection"))),
     ]
-    return StatementWords(
-        title=title,
-        is_planned=is_planned,
-        unit=_UNITS.get(unit, unit),
-        claims=tuple(
+    return {
+        "title": title,
+        "is_planned": is_planned,
+        "unit": _UNITS.get(unit, unit),
+        "claims": [
             _claim(kind, statement[kind], unit)
             for kind in ("simulated", "actual")
             if isinstance(statement.get(kind), Mapping)
-        ),
-        facts=tuple(fact for fact in facts if fact[1]),
-        not_covered=tuple(map(str, statement.get("not_covered") or ())),
-        notes=tuple(map(str, statement.get("notes") or ())),
-    )
+        ],
+        "facts": [fact for fact in facts if fact[1]],
+        "not_covered": list(map(str, statement.get("not_covered") or ())),
+        "notes": list(map(str, statement.get("notes") or ())),
+    }
 
 
 def _selection(selection: Any) -> str:
@@ -101,7 +81,7 @@ def _selection(selection: Any) -> str:
     return f"{', '.join(sides)}: {name} number of trials, mean {_number(law.get('mean'))}"
 
 
-def _claim(kind: str, side: Mapping[str, Any], unit: str) -> Claim:
+def _claim(kind: str, side: Mapping[str, Any], unit: str) -> dict[str, str]:
     epsilon, delta = as_float(side.get("epsilon")), as_float(side.get("delta"))
     subject = "users" if unit == "user" else "examples"
     about = {
@@ -123,8 +103,13 @@ def _claim(kind: str, side: Mapping[str, Any], unit: str) -> Claim:
         f"{sampling.replace('{q}', _number(side.get('sampling_probability')))}; "
         f"noise multiplier {_number(side.get('noise_multiplier'))}"
     )
-    bound = "" if delta is None else small(delta, 4)
-    return Claim(kind, format_epsilon(epsilon, None), bound, about, detail)
+    return {
+        "kind": kind,
+        "epsilon": format_epsilon(epsilon, None),
+        "delta": "" if delta is None else small(delta, 4),
+        "about": about,
+        "detail": detail,
+    }
 
 
 def _number(value: Any) -> str:

@@ -134,7 +134,7 @@ def test_the_best_trial_carries_the_price_and_the_audit_derives_it(
         assert record["epsilon"][side] > said["epsilon"]
     assert "epsilon (simulated)" in printed
     assert "Held-out users" in printed
-    facts = dict(describe(read_run(folder).statement or {}).facts)
+    facts = dict(describe(read_run(folder).statement or {})["facts"])
     shown = facts["Epsilon with the choice among trials"]
     assert f"{record['epsilon']['actual']:.3g}"[:3] in shown
     assert shown.endswith("geometric number of trials, mean 3")
