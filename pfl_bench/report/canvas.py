@@ -33,11 +33,6 @@ _LONGEST_LABEL = 32
 _PRINTED_GRID = "#dfe3e8"
 
 
-def color_name(style: int) -> str:
-    """The page's name for a row's colour."""
-    return f"var(--s{style % len(PALETTE)})"
-
-
 def dashes(style: int) -> tuple[float, ...]:
     """A row's dashes, in points; empty for a solid line."""
     # The dashes move on with every colour and once more after a full turn of the colours, so that

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
@@ -152,7 +152,7 @@ def _curves(identifier: str, figure: Figure, rows: Rows) -> DrawnFigure:
     """Draw scalars of the rounds, a line a row: over rounds, or over the simulated time."""
     timed = figure.x == "simulated_time"
     unit = next((run.step_unit for runs in rows.values() for run in runs), "round")
-    unit = "simulated hours" if timed else unit
+    x, unit, scale = (CLOCK, "simulated hours", 1 / HOUR_S) if timed else (STEP, unit, 1.0)
     kept = [run.path for runs in rows.values() for run in runs if (run.path / DEVICES).exists()]
     made_up = timed and any(read_devices(path).is_generated for path in kept)
     headings = ["row"]
@@ -169,7 +169,10 @@ def _curves(identifier: str, figure: Figure, rows: Rows) -> DrawnFigure:
         ends = "; ".join(
             f"{label} ends at {values[2 * place]}" for label, values in cells.items() if values
         )
-        drawn += _curve_panels(f"{identifier}{place}", metric, rows, (unit, ends), made_up)
+        said = (" (generated devices)" if made_up else "", f": {ends}")
+        lines = curves.lines_of(rows, metric, x, scale)
+        chart, words = Chart(x, unit, metric), lambda _, said=said: said
+        drawn += panels.small_multiples(f"{identifier}{place}-", metric, chart, lines, words)
     if timed:
         headings.append(unit)
         for label, runs in rows.items():
@@ -188,51 +191,27 @@ def _curves(identifier: str, figure: Figure, rows: Rows) -> DrawnFigure:
 
 
 def _row_numbers(label: str, runs: Sequence[RunRecord], metric: str) -> tuple[list[str], list[str]]:
-    """A row's cells of one scalar, and what a reader must know of them."""
-    series = [pair for run in runs if (pair := run.series(metric))[0]]
+    """A row's cells of one scalar, the last and the second column's, and what to know of them."""
+    series = [values for run in runs if (values := run.series(metric)[1])]
     curve = curve_of(runs, metric)
     mean = [] if curve is None else curve.y
-    lower = bool(runs) and runs[0].directions.lower_is_better(metric)
-    found = _last_and_second(metric, series, mean, lower)
+    last, second = (mean[-1] if mean else None), None
+    # An epsilon that is infinite at the end must not be shown as the last that was not.
+    if any(math.isinf(values[-1]) for values in series):
+        last = math.inf
+    if mean and _second_column(metric) == "median":
+        second = median(mean)
+    elif mean:
+        second = (min if runs[0].directions.lower_is_better(metric) else max)(mean)
     notes = []
-    bad = sum(not math.isfinite(value) for _, values in series for value in values)
+    bad = sum(not math.isfinite(value) for values in series for value in values)
     if bad:
-        count = sum(len(values) for _, values in series)
-        notes.append(f"{label}: {metric} is not finite at {bad} of {count} points")
+        notes.append(f"{label}: {metric} is not finite at {bad} of {sum(map(len, series))} points")
     if runs and not series and any(run.rounds for run in runs):
         notes.append(f"{label}: {metric} was never logged")
-    return [format_value(value) for value in found], notes
-
-
-def _curve_panels(
-    identifier: str, metric: str, rows: Rows, words: tuple[str, str], made_up: bool
-) -> Iterator[curves.Panel]:
-    """Draw one scalar of all rows, so many a picture. ``words``: the axis, and the ends."""
-    unit, ends = words
-    x, scale = (CLOCK, 1 / HOUR_S) if unit == "simulated hours" else (STEP, 1.0)
-    lines = curves.lines_of(rows, metric, x, scale)
-    said = (" (generated devices)" if made_up else "", f": {ends}")
-    chart = Chart(x, unit, metric)
-    return panels.small_multiples(f"{identifier}-", metric, chart, lines, lambda _: said)
+    return [format_value(last), format_value(second)], notes
 
 
 def _second_column(metric: str) -> str:
     # Nothing is the best of seconds, bytes and epsilons.
     return "median" if metric.partition("/")[0] in {"time", "systems", "privacy"} else "best"
-
-
-def _last_and_second(
-    metric: str,
-    series: Sequence[tuple[Sequence[int], Sequence[float]]],
-    mean: Sequence[float],
-    lower: bool,
-) -> tuple[float | None, float | None]:
-    """The table's two numbers of a row's curves and of their mean; None of a row without any."""
-    # An epsilon that is infinite at the end must not be shown as the last that was not.
-    infinite = any(math.isinf(values[-1]) for _, values in series)
-    if not mean:
-        return (math.inf if infinite else None), None
-    last = math.inf if infinite else mean[-1]
-    if _second_column(metric) == "median":
-        return last, median(mean)
-    return last, (min if lower else max)(mean)

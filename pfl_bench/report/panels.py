@@ -68,7 +68,8 @@ def legend(rows: Rows) -> list[LegendEntry]:
         dashes = " ".join(f"{length:g}" for length in canvas.dashes(style)) or "none"
         drawn = speaking(runs)
         called = runs[0].name if runs else name
-        entries.append(LegendEntry(name, canvas.color_name(style), dashes, len(drawn), called))
+        color = f"var(--s{style % len(canvas.PALETTE)})"  # as the page calls it
+        entries.append(LegendEntry(name, color, dashes, len(drawn), called))
     return entries
 
 

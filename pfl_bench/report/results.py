@@ -45,7 +45,9 @@ def _parts(notes: list[str], has_epsilons: bool) -> list[_Part]:
         style = f"verdict {'reproduced' if row.is_near else color}"
         text = _footnote(row)
         mark = notes.index(text) + 1 if text else None
-        return Cell(row.status, row.status, _beside(row), style=style, note=mark)
+        more = row.more_seeds
+        beside = "" if more is None else f"{more} more seed{'s' * (more != 1)}"
+        return Cell(row.status, row.status, beside, style=style, note=mark)
 
     return [
         (Column("row"), lambda row: row.name),
@@ -92,12 +94,6 @@ def _epsilons(side: str) -> tuple[_Part, _Part]:
 
     delta = _raw(f"delta ({side})", lambda row: getattr(row, f"delta_{side}"))
     return (Column(f"epsilon ({side})", is_number=True), cell), delta
-
-
-def _beside(row: RowResult) -> str:
-    if row.more_seeds is None:
-        return ""
-    return f"{row.more_seeds} more seed{'s' * (row.more_seeds != 1)}"
 
 
 def epsilon_cell(epsilon: float | None, delta: float | None, unit: str = "") -> Cell:
