@@ -235,6 +235,7 @@ def test_clients_whose_update_is_lost_have_had_the_cost(tmp_path: Path) -> None:
     row = read_metrics(tmp_path / "metrics.jsonl")[0]
     assert row["train/num_nonfinite"] > 0
     assert row["systems/examples"] > row["train/num_examples"]
+    assert row["systems/steps"] > row["train/num_steps"]
 
 
 BUDGETS = [

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from pfl_bench.client.forward import Forward
 from pfl_bench.evaluation.evaluator import Evaluator
+from pfl_bench.evaluation.per_client import GroupSums
 from pfl_bench.evaluation.splits import Measured, examples_at_once, measure
 from pfl_bench.evaluation.strata import Strata
 from pfl_bench.federated.parts import build_forward, build_model, build_task
@@ -309,6 +310,18 @@ def test_more_parts_than_examples() -> None:
     expected, tables = measured_in(data, 4, 1, True, False)
     assert measured_in(data, 4, 7, True, False) == (pytest.approx(expected), tables)
     assert measured_in(data, 4, 7, False, False)[0]["test/num_clients"] == 1
+
+
+def test_parts_that_were_merged_are_a_part_again() -> None:
+    data: Any = Lines([4, 2])
+    forward = Forward(nn.Identity(), data, CPU)
+    first, *others = (measure(forward, data, [Scores()], 2, part=(n, 3)) for n in range(3))
+    rest = Measured([Scores()], [GroupSums()], [])
+    for part in others:
+        rest.merge(part)
+    first.merge(rest)
+    # The client that the first two parts share is counted once.
+    assert (first.num_clients, first.num_examples) == (2, 6)
 
 
 def test_parts_that_measured_nothing_are_no_number() -> None:

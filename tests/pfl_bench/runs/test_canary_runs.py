@@ -73,6 +73,27 @@ def test_a_run_with_canaries_ends_in_a_summary_or_is_refused(
     assert (again.problems, again.reasons, len(again.rounds)) == ([], [], 2)
 
 
+def test_canaries_of_a_run_that_its_budget_ends_are_of_the_rounds_that_it_had(
+    tmp_path: Path,
+) -> None:
+    config = make_config(
+        "private_federated",
+        federated__num_rounds=50,
+        federated__cohort_size=20,
+        privacy__mechanism={"name": "gaussian", "clip_norm": 0.5},
+        privacy__noise_cohort_size=40,
+        privacy__noise_multiplier=2.0,
+        privacy__epsilon=3.0,
+        privacy__audit={"kind": "worst_case", "count": 8},
+    )
+    summary = run(config, tmp_path)
+    assert summary["status"] == "budget_exhausted"
+    assert summary["rounds"] < 50
+    actual = summary["privacy"]["actual"]["epsilon"]
+    assert actual > summary["privacy"]["simulated"]["epsilon"]
+    assert summary["canaries"]["upper_bound"] == pytest.approx(actual)
+
+
 def recomputed(folder: Path) -> Recomputation:
     """All rounds of a run, computed again."""
     seed = read_json(folder / "environment.json")["private_seed"]["value"]

@@ -46,6 +46,7 @@ LOCAL = {"num_epochs": 1, "batch_size": 4, "learning_rates": [1e9], "num_clients
         ({"train/loss": math.nan}, "train/loss"),
         ({"train/loss": math.inf}, "train/loss"),
         ({"train/loss": -math.inf}, "train/loss"),
+        ({"train/loss": -1e30}, None),
         ({"train/loss": 1.0, "val/loss": 1e30}, "val/loss"),
         ({"local/val_loss": math.nan}, "local/val_loss"),
         ({"train/num_nonfinite": 3.0, "train/loss": 1.0}, None),
@@ -66,6 +67,13 @@ def test_what_counts_as_diverged(scalars: dict[str, float], metric: str | None) 
         assert not watch.look(8, scalars)
         assert watch.found["round"] == 7
         assert f"in round 7: {metric} is" in describe_divergence(watch.found)
+
+
+def test_a_description_has_the_value_before_the_start() -> None:
+    watch = DivergenceWatch(2.0)
+    watch.look(7, {"val/loss": 2001.0})
+    said = "training diverged in round 7: val/loss is 2001, and was 2 at the start"
+    assert describe_divergence(watch.found) == said
 
 
 @pytest.mark.parametrize("start", [0.0, -3.0, math.nan])

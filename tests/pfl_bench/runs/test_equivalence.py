@@ -231,11 +231,14 @@ def test_the_best_over_rounds_follows_each_metric_s_direction() -> None:
         {"round": 6, "val/loss": 1.5, "val/accuracy": 0.7},
         {"round": 8, "val/loss": "inf", "val/accuracy": "nan"},
     ]
-    best = best_over_rounds(lines, ["val"], MetricDirections.of_recorded(None))
+    directions = MetricDirections.of_recorded(None)
+    best = best_over_rounds(lines, ["val"], directions)
     assert best == {
         "val/loss": {"value": 1.5, "round": 6},
         "val/accuracy": {"value": 0.7, "round": 4},
     }
+    both = best_over_rounds(lines, ["val", "train"], directions)
+    assert both == best | {"train/loss": {"value": 9.0, "round": 2}}
 
 
 def test_a_run_is_compared_by_the_best_of_its_rounds(

@@ -17,6 +17,7 @@ import yaml
 
 from pfl_bench.config.loading import load_config
 from pfl_bench.config.row_files import rows_below
+from pfl_bench.federated.parts import build_task
 from pfl_bench.federated.trainer import FederatedTrainer
 from pfl_bench.files import read_json, read_metrics
 from pfl_bench.metrics import lower_is_better
@@ -410,7 +411,10 @@ def test_a_run_says_of_how_many_users_it_is(tmp_path: Path) -> None:
     }
     expected = [{**entry, "num_users": 60}, {**entry, "num_users": 600}]
     summary = run(make_config("federated", federated__num_rounds=1, expected=expected), tmp_path)
-    assert summary["data"]["num_users"]["train"] == 60
+    task = build_task(make_config("federated"), torch.device("cpu"))
+    counted = {name: task.split(name).num_users for name in task.split_names}
+    assert summary["data"]["num_users"] == counted
+    assert counted["train"] == 60 != counted["val"]
     assert [row["verdict"] for row in summary["expected"]] == ["reproduced", "not comparable"]
 
 
