@@ -27,6 +27,13 @@ class CrossEntropy:
         return functional.cross_entropy(outputs, targets, reduction="none")
 
 
+def token_losses(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Losses of logits of shape (n, L, V), shape (n, L): 0 where a target is -100."""
+    # PyTorch's cross entropy leaves -100 out unless told otherwise.
+    losses = functional.cross_entropy(outputs.flatten(0, 1), targets.flatten(), reduction="none")
+    return losses.view(targets.shape)
+
+
 class InMemoryTask(CrossEntropy, Generic[Split]):
     """A classification task whose examples lie in memory.
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from pfl_bench.types import DataFacts
 from tasks.common.lstm.linear_cross_entropy import linear_cross_entropy
-from tasks.common.lstm.stacked_lstm import LstmOptions, StackedLstm
+from tasks.common.lstm.stacked_lstm import EmbeddedLstm, LstmOptions
 from tasks.common.options import check_inputs
 
 # What LEAF's code draws the weights from, in both directions.
@@ -24,7 +24,7 @@ class Options(LstmOptions):
     embedding_size: int = Field(default=200, ge=1)
 
 
-class NextTokens(nn.Module):
+class NextTokens(EmbeddedLstm):
     """Scores every token of the vocabulary as the next one, at each step of a sequence.
 
     5,563,280 parameters with the options' defaults and a vocabulary of 10,000. All start uniform in
@@ -41,19 +41,10 @@ class NextTokens(nn.Module):
     """
 
     def __init__(self, vocabulary_size: int, options: Options) -> None:
-        super().__init__()
+        super().__init__(vocabulary_size, options, forget_bias=0.0, init_scale=INIT_SCALE)
         # Only the rows of a batch's tokens have a gradient. The output layer's rows all have one:
         # a softmax gives every token of the vocabulary some probability.
-        self.embedding = nn.Embedding(vocabulary_size, options.embedding_size, sparse=True)
-        self.lstm = StackedLstm(
-            options.embedding_size,
-            options.hidden_size,
-            options.num_layers,
-            options.dropout,
-            forget_bias=0.0,
-            init_scale=INIT_SCALE,
-        )
-        self.output = nn.Linear(options.hidden_size, vocabulary_size)
+        self.embedding.sparse = True
         for parameter in (self.embedding.weight, self.output.weight, self.output.bias):
             nn.init.uniform_(parameter, -INIT_SCALE, INIT_SCALE)
 

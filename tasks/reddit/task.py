@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pfl_bench.data import Store, StoredTask, open_store
+from pfl_bench.metrics.next_token import NOT_COUNTED
 from pfl_bench.types import Examples
+from tasks.common.classification import token_losses
 from tasks.common.options import StoredOptions
 from tasks.reddit.models import NextTokens
 
 TASK_NAME = "reddit"
-# What PyTorch's cross entropy leaves out unless told otherwise.
-NOT_COUNTED = -100
 FIELDS = ("tokens", "targets", "counted")
 
 
@@ -90,10 +90,7 @@ class RedditTask(StoredTask):
 
     def example_losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Loss of each sequence, shape (n,): the sum, or by option the mean, over its tokens."""
-        losses = functional.cross_entropy(
-            outputs.flatten(0, 1), targets.flatten(), ignore_index=NOT_COUNTED, reduction="none"
-        )
-        total = losses.view(targets.shape).sum(dim=1)
+        total = token_losses(outputs, targets).sum(dim=1)
         return total / targets.shape[1] if self._reduction == "mean" else total
 
 

@@ -23,17 +23,16 @@ import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
-from torch.nn import functional
 
 from pfl_bench.data import Store, StoredSplit, open_store
+from pfl_bench.metrics.next_token import NOT_COUNTED
 from pfl_bench.types import DataError, Examples, SplitAround
+from tasks.common.classification import token_losses
 from tasks.common.fedscale.stored import PartitionedTask, TaskOptions
 
 SPECIAL = ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")
 PAD_ID, UNKNOWN_ID, START_ID, END_ID, MASK_ID = range(5)
 FIRST_WORD = len(SPECIAL)
-# What PyTorch's cross entropy leaves out unless told otherwise.
-NOT_COUNTED = -100
 # In the place of a token that the model is to tell.
 HIDDEN = -1
 MASKED, REPLACED = 0.8, 0.1
@@ -163,13 +162,10 @@ class RedditAlbertTask(PartitionedTask):
         Where the targets are all tokens, by the number that is expected: the ones that are not
         hidden have no loss, and which these are the targets do not say.
         """
-        losses = functional.cross_entropy(
-            outputs.flatten(0, 1), targets.flatten(), ignore_index=NOT_COUNTED, reduction="none"
-        )
         counted = (targets != NOT_COUNTED).sum(dim=1).clamp_min(1)
         expected = self._probability * (targets >= FIRST_WORD).sum(dim=1).clamp_min(1)
         told = (targets == NOT_COUNTED).any(dim=1)
-        return losses.view(targets.shape).sum(dim=1) / torch.where(told, counted, expected)
+        return token_losses(outputs, targets).sum(dim=1) / torch.where(told, counted, expected)
 
 
 def build(options: Options) -> RedditAlbertTask:

@@ -7,7 +7,7 @@ from math import sqrt
 from torch import Tensor, nn
 
 from pfl_bench.types import DataFacts
-from tasks.common.lstm.stacked_lstm import LstmOptions, StackedLstm
+from tasks.common.lstm.stacked_lstm import EmbeddedLstm, LstmOptions
 from tasks.common.options import check_inputs
 
 
@@ -15,7 +15,7 @@ class Options(LstmOptions):
     """Options of the Shakespeare models: those of all networks with a stacked LSTM."""
 
 
-class NextCharacter(nn.Module):
+class NextCharacter(EmbeddedLstm):
     """Scores every character as the one after a window, from the LSTM's output at its last step.
 
     817,872 parameters with the options' defaults and 80 characters. All weights start from Glorot's
@@ -26,12 +26,7 @@ class NextCharacter(nn.Module):
     """
 
     def __init__(self, num_characters: int, options: Options) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(num_characters, options.embedding_size)
-        self.lstm = StackedLstm(
-            options.embedding_size, options.hidden_size, options.num_layers, options.dropout
-        )
-        self.output = nn.Linear(options.hidden_size, num_characters)
+        super().__init__(num_characters, options)
         for weight in (self.embedding.weight, self.output.weight):
             bound = sqrt(6 / sum(weight.shape))
             nn.init.uniform_(weight, -bound, bound)

@@ -19,10 +19,11 @@ from pfl_bench.client.flat_model import FlatModel
 from pfl_bench.client.forward import Forward
 from pfl_bench.config.loading import resolve
 from pfl_bench.files import read_metrics
+from pfl_bench.metrics.next_token import NOT_COUNTED
 from pfl_bench.runs.runner import run
 from pfl_bench.types import ConfigError, DataError, DataFacts, LocalTraining, TransformsBatches
 from tasks.reddit_albert import generate, models, prepare, task
-from tasks.reddit_albert.task import FIRST_WORD, HIDDEN, MASK_ID, NOT_COUNTED, SPECIAL, HideTokens
+from tasks.reddit_albert.task import FIRST_WORD, HIDDEN, MASK_ID, SPECIAL, HideTokens
 
 SMALL = {
     "embedding_size": 8,

@@ -15,6 +15,7 @@ from pfl_bench.client.factored_gradients import FactoredGradients
 from pfl_bench.client.flat_model import FlatModel, clip_global, descend
 from pfl_bench.client.forward import Forward
 from pfl_bench.data import Store, StoreWriter
+from pfl_bench.metrics.next_token import NOT_COUNTED
 from pfl_bench.types import DataError, DataFacts
 from tasks.reddit import models
 from tasks.reddit.models import Options as ModelOptions
@@ -22,7 +23,7 @@ from tasks.reddit.models import build as build_model
 from tasks.reddit.sequences import store_fields
 from tasks.reddit.statistics import Options as StatisticsOptions
 from tasks.reddit.statistics import format_statistics, statistics
-from tasks.reddit.task import NOT_COUNTED, Options, RedditTask, build
+from tasks.reddit.task import Options, RedditTask, build
 
 LENGTH = 4
 

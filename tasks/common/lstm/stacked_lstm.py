@@ -151,6 +151,20 @@ class StackedLstm(nn.Module):
         return inputs
 
 
+class EmbeddedLstm(nn.Module):
+    """The layers of a network that scores each of ``num_tokens`` as the next one.
+
+    ``lstm`` has further arguments of ``StackedLstm``.
+    """
+
+    def __init__(self, num_tokens: int, options: LstmOptions, **lstm: Any) -> None:
+        super().__init__()
+        width, hidden = options.embedding_size, options.hidden_size
+        self.embedding = nn.Embedding(num_tokens, width)
+        self.lstm = StackedLstm(width, hidden, options.num_layers, options.dropout, **lstm)
+        self.output = nn.Linear(hidden, num_tokens)
+
+
 class _Recurrence(torch.autograd.Function):
     """A layer on the CPU: what does not depend on the step before is one product for all steps.
 
