@@ -84,11 +84,9 @@ class ImageTable:
         self._ids = list(job.catalogue.entries)
         # Of each part, the blob or folder, and the suffixes of the files there.
         self._parts: list[tuple[Path, list[str]]] = []
-        size = len(self._ids)
-        self.place = np.full(size, NOWHERE, dtype=np.int64)
-        self.start = np.zeros(size, dtype=np.int64)
-        self.size = np.zeros(size, dtype=np.int64)
-        self.checksum = np.zeros(size, dtype=np.int64)
+        # Of each entry the number of its part, its first byte (or its row) there, its size and its
+        # CRC-32.
+        self._images = np.full((len(self._ids), 4), NOWHERE, dtype=np.int64)
         self.findings: dict[int, Finding] = {}
         self.notes: dict[str, list[str]] = {}
 
@@ -100,12 +98,26 @@ class ImageTable:
         for row, (image, start, *content) in enumerate(
             zip(part.ids, starts, part.sizes, part.sums, strict=False)
         ):
-            self._add(image, part.findings.get(row), (place, start), *content)
+            entry, finding = self._catalogue.entries.get(image), part.findings.get(row)
+            if finding is not None and NO_IMAGE in finding.kinds:
+                self.notes.setdefault(NO_IMAGE, []).append(image)
+            elif entry is None:
+                self.notes.setdefault("not_in_metadata", []).append(image)
+            elif self._images[entry, 0] == NOWHERE:
+                self._images[entry] = place, start, *content
+                if finding is not None and finding.kinds:
+                    self.findings[entry] = finding
+            else:
+                self.notes.setdefault("repeated_images", []).append(image)
+                if self._images[entry, 2:].tolist() != content:
+                    self.findings[entry] = Finding(
+                        ("contradictory",), "several files of that name, with different content"
+                    )
 
     def read(self, entry: int) -> bytes:
         """Read an entry's encoded image again; a DataError if it is not what it was."""
-        blob, suffixes = self._parts[int(self.place[entry])]
-        start, size = int(self.start[entry]), int(self.size[entry])
+        place, start, size, checksum = self._images[entry].tolist()
+        blob, suffixes = self._parts[int(place)]
         if suffixes:
             path = blob / f"{self._ids[entry]}{suffixes[start]}"
             changed = f"{path}: changed while the store was prepared; run the command again"
@@ -117,30 +129,9 @@ class ImageTable:
                 "again"
             )
             data = self._spool.read(blob, start, size)
-        if (len(data), zlib.crc32(data)) != (size, int(self.checksum[entry])):
+        if (len(data), zlib.crc32(data)) != (size, checksum):
             raise DataError(changed)
         return data
-
-    def _add(
-        self, image: str, finding: Finding | None, where: tuple[int, int], size: int, checksum: int
-    ) -> None:
-        """Take in an image: the number of its part, and its first byte, or its row, there."""
-        entry = self._catalogue.entries.get(image)
-        if finding is not None and NO_IMAGE in finding.kinds:
-            self.notes.setdefault(NO_IMAGE, []).append(image)
-        elif entry is None:
-            self.notes.setdefault("not_in_metadata", []).append(image)
-        elif self.place[entry] == NOWHERE:
-            self.place[entry], self.start[entry] = where
-            self.size[entry], self.checksum[entry] = size, checksum
-            if finding is not None and finding.kinds:
-                self.findings[entry] = finding
-        else:
-            self.notes.setdefault("repeated_images", []).append(image)
-            if (self.size[entry], self.checksum[entry]) != (size, checksum):
-                self.findings[entry] = Finding(
-                    ("contradictory",), "several files of that name, with different content"
-                )
 
     def problems(self) -> tuple[Counter[str], dict[str, list[str]], set[int]]:
         """Counts by kind; by kind, what is to be named of each image; the unusable entries."""
@@ -151,7 +142,7 @@ class ImageTable:
             finding = self.findings.get(entry)
             if image in ownerless:
                 finding = Finding(("without_user",))
-            elif self.place[entry] == NOWHERE:
+            elif self._images[entry, 0] == NOWHERE:
                 finding = Finding(("missing",))
             if finding is None:
                 continue
