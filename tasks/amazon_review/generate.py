@@ -18,7 +18,7 @@ from pfl_bench.data import new_folder
 from pfl_bench.types import Progress
 from tasks.common.fedscale.layout import COLUMNS, FOLDER
 from tasks.common.options import StrictOptions
-from tasks.common.sources import settings, write_mark
+from tasks.common.sources import mark_made_up
 
 # Most of Amazon's stars are five.
 STARS = np.array([0.08, 0.06, 0.10, 0.20, 0.56])
@@ -51,11 +51,8 @@ def generate(out: Path, options: Options, progress: Progress) -> dict[str, Any]:
     """Write generated reviews; see ``tasks``."""
     with new_folder(out, "reviews") as folder:
         counts = _write(folder / FOLDER, options, progress)
-        write_mark(
-            folder,
-            "These reviews are not Amazon's: words and reviewers are made up by\n"
-            f"pfl-bench data generate amazon_review ({settings(options, '=')}).\n",
-        )
+        what = "These reviews are not Amazon's: words and reviewers"
+        mark_made_up(folder, "amazon_review", what, options)
     return {
         "what": "made-up reviews in FedScale's layout, not Amazon Review",
         "users": options.users,

@@ -6,7 +6,6 @@ are drawn (``draw_face``), the people are made up, and ``GENERATED.txt`` in the 
 
 from __future__ import annotations
 
-import io
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,9 +22,9 @@ from pfl_bench.types import Progress
 from tasks.celeba.files import ARCHIVE, ATTRIBUTES, FOLDER, IDENTITIES
 from tasks.common.options import StrictOptions
 from tasks.common.sources import GENERATED_MARK, settings
+from tasks.common.vision.pictures import grainy_jpeg
 
 Colour = tuple[int, ...]
-QUALITY = 90
 SKINS: tuple[Colour, ...] = ((250, 220, 190), (225, 180, 140), (170, 120, 80), (100, 65, 45))
 HAIRS: dict[str, Colour] = {
     "Black_Hair": (25, 20, 20),
@@ -124,11 +123,7 @@ def draw_face(
     pen.line(box(0, 0.12, 0.0, 0.15), fill=lit((150, 100, 80)), width=2)
     curve = rng.uniform(0.12, 0.3) if smiling else rng.uniform(-0.2, 0.03)
     _draw_mouth(pen, box, curve, open_mouth, lit((180, 60, 70)))
-    noise = rng.normal(0.0, 8.0, (height, width, 1))
-    grainy = np.clip(np.asarray(image) + noise, 0, 255).astype(np.uint8)
-    buffer = io.BytesIO()
-    Image.fromarray(grainy).save(buffer, "JPEG", quality=QUALITY)
-    return buffer.getvalue()
+    return grainy_jpeg(image, 8.0, rng)
 
 
 def _draw_mouth(

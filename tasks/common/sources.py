@@ -196,6 +196,12 @@ def write_mark(folder: Path, text: str) -> None:
     (folder / GENERATED_MARK).write_text(text, encoding="utf-8")
 
 
+def mark_made_up(folder: Path, task: str, what: str, options: BaseModel) -> None:
+    """Write that file for a folder of texts, of which ``what`` is made up."""
+    command = f"pfl-bench data generate {task} ({settings(options, '=')})"
+    write_mark(folder, f"{what} are made up by\n{command}.\n")
+
+
 def files_below(source: Path) -> list[Path]:
     """All files below a folder, by path; OSError if a folder there cannot be listed."""
 

@@ -8,7 +8,6 @@ them all, so that colours alone tell a part of the labels.
 
 from __future__ import annotations
 
-import io
 import json
 import math
 from collections.abc import Sequence
@@ -21,6 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageChops, ImageDraw
+
+from tasks.common.vision.pictures import encoded
 
 Floats = NDArray[np.float64]
 # Pillow's number for a colour: red, then green and blue in higher bytes.
@@ -148,10 +149,7 @@ def draw_picture(
     _draw_glyphs(canvas, in_order, camera, rng, side)
     left, top = rng.integers(0, GRAIN_SIDE - side + 1, 2).tolist()
     grain = _grain(round(camera.noise * GRAIN_STEPS)).crop((left, top, left + side, top + side))
-    out = io.BytesIO()
-    shot = ImageChops.add_modulo(image, grain)
-    shot.save(out, format="JPEG", quality=JPEG_QUALITY)
-    return out.getvalue()
+    return encoded(ImageChops.add_modulo(image, grain), "JPEG", quality=JPEG_QUALITY)
 
 
 @lru_cache(maxsize=64)

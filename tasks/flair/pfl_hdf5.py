@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +15,7 @@ from pfl_bench.data import FORMAT, parse_json
 from pfl_bench.data.threads import num_workers
 from pfl_bench.types import DataError, Progress
 from tasks.common.sources import open_hdf5
+from tasks.common.vision.pictures import encoded
 from tasks.flair.catalogue import Catalogue
 from tasks.flair.published import SPLIT_OF_PARTITION, relationship_of
 from tasks.flair.reading import Form, Input, Job, fingerprint_of
@@ -223,13 +223,10 @@ def encode(pixels: NDArray[np.uint8], pixels_as: Literal["png", "jpeg"]) -> byte
     """
     from PIL import Image
 
-    file = BytesIO()
     image = Image.fromarray(pixels)
     if pixels_as == "png":
-        image.save(file, "PNG", compress_level=1)
-    else:
-        image.save(file, "JPEG", quality=JPEG_QUALITY, subsampling=0)
-    return file.getvalue()
+        return encoded(image, "PNG", compress_level=1)
+    return encoded(image, "JPEG", quality=JPEG_QUALITY, subsampling=0)
 
 
 FORM = Form(

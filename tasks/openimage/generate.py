@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,8 @@ from pydantic import Field
 
 from pfl_bench.types import Progress
 from tasks.common.fedscale import generating
+from tasks.common.vision.pictures import grainy_jpeg
 
-QUALITY = 90
 # A name is what has the shape: sides of a polygon (0: a disc) and whether it is filled.
 SHAPES = {
     "Ball": (0, True),
@@ -82,8 +81,4 @@ def draw_shape(
             pen.polygon(corners, fill=fill)
         else:
             pen.line([*corners, *corners[:2]], fill=fill, width=line, joint="curve")
-    grainy = np.asarray(picture) + rng.normal(0.0, 10.0, (height, width, 1))
-    buffer = io.BytesIO()
-    pixels = np.clip(grainy, 0, 255).astype(np.uint8)
-    Image.fromarray(pixels).save(buffer, "JPEG", quality=QUALITY)
-    return buffer.getvalue()
+    return grainy_jpeg(picture, 10.0, rng)

@@ -18,7 +18,7 @@ from pydantic import Field, model_validator
 from pfl_bench.data import StoreWriter, new_folder
 from pfl_bench.types import Progress
 from tasks.common.options import StrictOptions
-from tasks.common.sources import settings, write_mark
+from tasks.common.sources import mark_made_up
 from tasks.common.text.drawing import Block, count_comments, draw_blocks
 from tasks.reddit.sequences import BOS, EOS, PAD, PAD_ID, UNK, UNK_ID, store_fields, to_masks
 
@@ -67,11 +67,8 @@ def generate(out: Path, options: Options, progress: Progress) -> dict[str, Any]:
         write = write_store if options.form == "store" else _write_json
         target = folder / STORE if options.form == "store" else folder
         sequences = write(target, options, progress)
-        write_mark(
-            folder,
-            "These comments are not Reddit's: words, users and subreddits are made up by\n"
-            f"pfl-bench data generate reddit ({settings(options, '=')}).\n",
-        )
+        what = "These comments are not Reddit's: words, users and subreddits"
+        mark_made_up(folder, "reddit", what, options)
     return {
         "what": "made-up comments in LEAF's form, not Reddit",
         "users": options.users,
@@ -177,13 +174,9 @@ def _rows(values: list[Any]) -> list[list[Any]]:
 
 
 def _blocks(options: Options) -> Iterator[Block]:
+    words, subreddits = options.vocabulary_size - len(_SPECIAL), options.subreddits
     return draw_blocks(
-        options.users,
-        count_comments(options.users, options.comments),
-        options.vocabulary_size - len(_SPECIAL),
-        options.subreddits,
-        options.mean_tokens,
-        options.seed,
+        options.users, options.comments, words, subreddits, options.mean_tokens, options.seed
     )
 
 

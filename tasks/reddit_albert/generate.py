@@ -17,7 +17,7 @@ from pfl_bench.data import new_folder
 from pfl_bench.types import Progress
 from tasks.common.fedscale.generating import SHARES
 from tasks.common.options import StrictOptions
-from tasks.common.sources import settings, write_mark
+from tasks.common.sources import mark_made_up
 from tasks.common.text.drawing import count_comments, draw_blocks
 
 SUBREDDITS = 5
@@ -50,11 +50,8 @@ def generate(out: Path, options: Options, progress: Progress) -> dict[str, Any]:
     """Write generated comments; see ``tasks``."""
     with new_folder(out, "comments") as folder:
         _write(folder, options, progress)
-        write_mark(
-            folder,
-            "These comments are not Reddit's: words and users are made up by\n"
-            f"pfl-bench data generate reddit_albert ({settings(options, '=')}).\n",
-        )
+        what = "These comments are not Reddit's: words and users"
+        mark_made_up(folder, "reddit_albert", what, options)
     return {
         "what": "made-up comments in FedScale's form, not Reddit",
         "users": options.users,
@@ -67,13 +64,9 @@ def _write(folder: Path, options: Options, progress: Progress) -> None:
     for split in SHARES:
         (folder / split).mkdir()
     ends = np.rint(np.cumsum(list(SHARES.values())) * options.users)
+    users, words = options.users, options.words
     blocks = draw_blocks(
-        options.users,
-        count_comments(options.users, options.comments),
-        options.words,
-        SUBREDDITS,
-        options.mean_tokens,
-        options.seed,
+        users, options.comments, words, SUBREDDITS, options.mean_tokens, options.seed
     )
     for block in blocks:
         bounds = np.concatenate(([0], np.cumsum(block.lengths))).tolist()

@@ -86,7 +86,7 @@ def _sizes(weights: NDArray[np.float64], scale: float) -> NDArray[np.int64]:
 
 def draw_blocks(
     num_users: int,
-    num_comments: int,
+    num_comments: int | None,
     num_words: int,
     num_subreddits: int,
     mean_tokens: float,
@@ -94,11 +94,11 @@ def draw_blocks(
 ) -> Iterator[Block]:
     """Draw all users' comments, block by block, each from a stream of its own.
 
-    There are ``num_words`` different tokens, ``mean_tokens`` a comment on average; each subreddit
-    has a topic of its own.
+    ``num_comments`` is as for ``count_comments``. There are ``num_words`` different tokens,
+    ``mean_tokens`` a comment on average; each subreddit has a topic of its own.
     """
     rng = np.random.default_rng([seed, 0])
-    counts = rng.permutation(comment_counts(num_users, num_comments))
+    counts = rng.permutation(comment_counts(num_users, count_comments(num_users, num_comments)))
     # Zipf's law: token r has a chance near 1 / (r + 3).
     shares = np.cumsum(1.0 / (np.arange(num_words) + 3.0))
     shares /= shares[-1]

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BytesIO
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from tasks.common.sources import reason
 
@@ -54,6 +56,22 @@ def read_to_end(picture: Image.Image) -> None:
     small = [max(1, side // _DRAFT_FRACTION) for side in picture.size]
     picture.draft("L", (small[0], small[1]))
     picture.load()
+
+
+def encoded(picture: Image.Image, form: str, **settings: Any) -> bytes:
+    """Encode a picture as "JPEG" or "PNG", with Pillow's settings of that form."""
+    file = BytesIO()
+    picture.save(file, form, **settings)
+    return file.getvalue()
+
+
+def grainy_jpeg(picture: Image.Image, spread: float, rng: np.random.Generator) -> bytes:
+    """Encode a drawn picture with grey noise of that standard deviation on its pixels."""
+    from PIL import Image
+
+    grain = rng.normal(0.0, spread, (picture.height, picture.width, 1))
+    pixels = np.clip(np.asarray(picture) + grain, 0, 255).astype(np.uint8)
+    return encoded(Image.fromarray(pixels), "JPEG", quality=90)
 
 
 # Mean and standard deviation of each channel of ImageNet's pixels, in 0 to 1. Source: torchvision's
