@@ -13,10 +13,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-# Set by the shell's script.
-_ASKED = "_ARGCOMPLETE"
-_PROGRAM = "pfl-bench"
-
 
 def main(arguments: argparse.Namespace) -> int:
     """Print the script of a shell."""
@@ -29,13 +25,13 @@ def main(arguments: argparse.Namespace) -> int:
             "pfl-bench completion: the package argcomplete is not installed; install the extra: "
             "pip install 'pfl-bench[completion]'"
         ) from None
-    print(shellcode([_PROGRAM], shell=arguments.shell))
+    print(shellcode(["pfl-bench"], shell=arguments.shell))
     return 0
 
 
 def complete(parser: argparse.ArgumentParser) -> None:
     """Answer a shell that asks for completions, and end; else do nothing."""
-    if _ASKED not in os.environ:
+    if "_ARGCOMPLETE" not in os.environ:  # which the shell's script sets
         return
     try:
         import argcomplete
@@ -48,44 +44,30 @@ def complete(parser: argparse.ArgumentParser) -> None:
             names = _NAMES.get((words, action.dest))
             if names is not None:
                 takes_paths = action.dest not in ("task", "mechanism", "overrides")
-                completer = _completer(names, takes_paths)
+                completer = partial(_completions, names, takes_paths)
                 action.completer = completer  # type: ignore[attr-defined]
     argcomplete.autocomplete(parser)
 
 
-def _completer(names: Callable[[], Iterator[str]], takes_paths: bool) -> Callable[..., list[str]]:
-    """Completions of the word among the names, and among files where paths are allowed."""
-
-    def completions(prefix: str, **_: object) -> list[str]:
-        found = [name for name in names() if name.startswith(prefix)]
-        if takes_paths:
-            paths = glob.glob(f"{glob.escape(prefix)}*")
-            found += [f"{path}/" if os.path.isdir(path) else path for path in paths]
-        return found
-
-    return completions
+def _completions(
+    names: Callable[[], Iterator[str]], takes_paths: bool, prefix: str, **_: object
+) -> list[str]:
+    """Names, of which argcomplete takes those that begin so, and files where they are allowed."""
+    paths = glob.glob(f"{glob.escape(prefix)}*") if takes_paths else ()
+    return [*names(), *(f"{path}/" if os.path.isdir(path) else path for path in paths)]
 
 
-def _bundled() -> list[Path]:
-    from pfl_bench.config.row_files import bundled_configs
+def _bundled(kind: str) -> Iterator[str]:
+    from pfl_bench.config.row_files import bundled_configs, kind_of
 
     root = bundled_configs()
-    return [path.relative_to(root) for path in sorted(root.rglob("*.yaml"))]
-
-
-def _rows() -> Iterator[str]:
-    for path in _bundled():
-        if path.parent.name != "sweeps" and not path.name.startswith(("_", "view")):
-            yield str(path)
-
-
-def _sweeps() -> Iterator[str]:
-    yield from (str(path) for path in _bundled() if path.parent.name == "sweeps")
+    files = (path for path in sorted(root.rglob("*.yaml")) if kind_of(path) == kind)
+    yield from (str(path.relative_to(root)) for path in files)
 
 
 def _folders() -> Iterator[str]:
-    folders = {path.parent for path in _bundled() if path.parent.name != "sweeps"}
-    yield from map(str, sorted(folders))
+    files = (Path(name) for kind in ("row", "view") for name in _bundled(kind))
+    yield from map(str, sorted({path.parent for path in files}))
 
 
 def _settings() -> Iterator[str]:
@@ -107,14 +89,14 @@ def _plugins(kind: str) -> Iterator[str]:
 # Commands whose key=value are settings of rows.
 OF_ROWS = ("run", "table", "sweep", "show", "attack", "privacy explain")
 _NAMES: dict[tuple[str, str], Callable[[], Iterator[str]]] = {
-    ("run", "config"): _rows,
-    ("show", "row"): _rows,
-    ("copy", "row"): _rows,
-    ("privacy explain", "run"): _rows,
-    ("privacy tuning", "row"): _rows,
+    ("run", "config"): partial(_bundled, "row"),
+    ("show", "row"): partial(_bundled, "row"),
+    ("copy", "row"): partial(_bundled, "row"),
+    ("privacy explain", "run"): partial(_bundled, "row"),
+    ("privacy tuning", "row"): partial(_bundled, "row"),
     ("table", "folder"): _folders,
     ("list", "below"): _folders,
-    ("sweep", "sweep"): _sweeps,
+    ("sweep", "sweep"): partial(_bundled, "sweep"),
     **{(command, "overrides"): _settings for command in OF_ROWS},
     ("data prepare", "task"): partial(_plugins, "PREPARE"),
     ("data download", "task"): partial(_plugins, "PREPARE"),
