@@ -58,6 +58,9 @@ class Rule:
     # The same by a copy of the algorithm, of which nothing stays; None for a plain step.
     trial: Callable[[Tensor], Tensor] | None = None
     canaries: Any = None  # options of an auditor's canaries; None for none
+    # From a round to the part of the local rate that it uses, where an algorithm of the user's own
+    # says so; None for the options' schedule.
+    schedule: Callable[[int], float] | None = None
 
 
 @dataclass
@@ -143,6 +146,8 @@ def recompute(
 
     local, first = rule.learner.local, central
     local_rate = rate(local.learning_rate, o.local_schedule, number, o.num_rounds)
+    if rule.schedule is not None:
+        local_rate = local.learning_rate * rule.schedule(number)
 
     def work(user: int) -> tuple[Trained, Tensor]:
         correction = rule.correction(user)

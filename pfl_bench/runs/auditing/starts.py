@@ -210,7 +210,13 @@ class Starts:
         users = parts.split.num_users
         is_own = type(algorithm).central_gradient is not Algorithm.central_gradient
         hooks = (algorithm.correction, send, gradient, trial if is_own else None)
-        return Rule(options, self.seed, users, self._learner, *hooks, canaries), state
+        schedule = algorithm.local_training.schedule
+        is_bundled = type(algorithm).__module__.startswith("pfl_bench.federated.")
+        # The row's is computed by the reference, whoever is to follow it.
+        if is_bundled or getattr(schedule, "args", None) == (options.local_schedule,):
+            schedule = None
+        rule = Rule(options, self.seed, users, self._learner, *hooks, canaries, schedule)
+        return rule, state
 
     def saved(self, step: int) -> Mapping[str, Any]:
         """The trainer's state after so many rounds; RunFolderError if it is of another model."""

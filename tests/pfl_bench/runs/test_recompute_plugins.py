@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,15 @@ from torch import Tensor
 
 from pfl_bench.config.loading import load_config
 from pfl_bench.data.in_memory import InMemorySplit
+from pfl_bench.federated import parts
+from pfl_bench.federated.algorithms import fedavg
 from pfl_bench.federated.algorithms.fedavg import FedAvg
 from pfl_bench.federated.private_seed import value_of
 from pfl_bench.rng import Purpose, stream
 from pfl_bench.runs.auditing.opened import open_run
 from pfl_bench.runs.auditing.recompute import recompute_run
 from pfl_bench.runs.runner import run
-from pfl_bench.types import Examples
+from pfl_bench.types import Examples, LocalTraining
 from tests.helpers import make_config
 
 Patch = pytest.MonkeyPatch
@@ -86,3 +89,29 @@ def test_a_user_with_examples_of_others_is_found(tmp_path: Path, monkeypatch: Pa
     monkeypatch.setattr(InMemorySplit, "read_user", with_a_friend)
     problems = problems_of(tmp_path / "run")
     assert any("where the data have" in problem for problem in problems), problems
+
+
+class Halving(FedAvg):
+    """FedAvg with a local rate of its own for each round, whatever the row says."""
+
+
+def halved(round_index: int) -> float:
+    return 0.5**round_index
+
+
+def test_a_local_schedule_of_an_algorithms_own_passes(tmp_path: Path, monkeypatch: Patch) -> None:
+    def build(options: object, local_training: LocalTraining) -> FedAvg:
+        return Halving(replace(local_training, schedule=halved))
+
+    monkeypatch.setattr(fedavg, "build", build)
+    assert problems_of(tmp_path / "run") == []
+
+
+@pytest.mark.parametrize("algorithm", [FedAvg, Halving])
+def test_a_local_rate_that_leaves_the_rows_schedule_is_found(
+    algorithm: type[FedAvg], tmp_path: Path, monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr(fedavg, "build", lambda options, local_training: algorithm(local_training))
+    monkeypatch.setattr(parts, "rate_factor", lambda schedule, index, total: 1.0)
+    changed = {"federated__local_schedule": {"decay": "cosine"}}
+    assert problems_of(tmp_path / "run", **changed)
