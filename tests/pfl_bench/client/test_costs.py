@@ -81,6 +81,26 @@ def test_a_linear_layer_takes_two_products() -> None:
     assert measured(nn.Linear(7, 5), torch.randn(7)) == StepFlops(0, 2 * 2 * 7 * 5)
 
 
+class Own(nn.Linear):
+    """A layer that says what it costs beside its products: an operation for each input."""
+
+    def own_flops(self, inputs: Tensor) -> int:
+        return inputs.numel()
+
+
+def test_what_a_model_says_of_itself_is_of_each_example() -> None:
+    assert measured(Own(7, 5), torch.randn(7)) == StepFlops(0, 2 * 2 * 7 * 5 + 7)
+
+
+def test_flops_are_of_the_steps_and_examples_that_were_processed() -> None:
+    """Those of clients whose update was lost, too."""
+    meter = CostMeter(StepFlops(100, 10), [])
+    kept = {"train/num_steps": 1.0, "train/num_examples": 2.0}
+    scalars = meter.add({**kept, "systems/steps": 3.0, "systems/examples": 5.0})
+    assert (scalars["systems/flops"], scalars["systems/total_flops"]) == (350, 350)
+    assert meter.add({**kept, "systems/examples": 1.0})["systems/total_flops"] == 360
+
+
 def test_what_is_kept_for_the_backward_pass_is_counted_once() -> None:
     network = nn.Sequential(nn.Linear(7, 5), nn.ReLU(), nn.Linear(5, 3))
     # Inputs, the outputs of the activation, log-probabilities, and a target.

@@ -174,4 +174,7 @@ def test_the_loss_at_the_start_is_without_dropout() -> None:
     module = nn.Sequential(linear(), nn.Dropout()).train()
     wanted = initial_loss(through(module[0], task), split)
     assert initial_loss(through(module, task), split) == wanted
+    first = split.read_range(0, 16)
+    loss = task.loss(module[0](first.inputs), first.targets).detach()
+    assert wanted == pytest.approx(float(loss))
     assert module.training

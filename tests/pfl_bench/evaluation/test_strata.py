@@ -249,8 +249,12 @@ def test_clients_are_evaluated_with_their_own_models_on_their_own_part(batch_siz
     own = [held & (owners == user) for user in (0, 2, 4, 5)]
     by_client = [np.average(values[part], weights=weights[part]) for part in own]
     assert result["test/score_by_client"] == pytest.approx(np.mean(by_client))
-    rows = strata.tables()["play"].values()
-    assert sum(row["examples"] for row in rows) == held.sum()
+    for number, row in zip(
+        np.unique(data.play[held]), strata.tables()["play"].values(), strict=True
+    ):
+        chosen = held & (data.play == number)
+        assert (row["examples"], row["clients"]) == (chosen.sum(), len(set(owners[chosen])))
+        assert row["score"] == pytest.approx(np.average(values[chosen], weights=weights[chosen]))
     names = measured_names(forward, split, [Values()], Strata(task, ["play"]), True)
     assert set(names) == set(result)
     assert module.training
