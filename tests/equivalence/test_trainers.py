@@ -296,6 +296,21 @@ def test_a_central_budget_is_spent_to_its_last_step_and_planned_to_it(tmp_path: 
     trainer.close()
 
 
+def test_a_schedule_is_along_all_epochs_where_a_budget_ends_before(tmp_path: Path) -> None:
+    changes = {
+        "central__schedule": {"decay": "linear", "final_fraction": 0.1},
+        "central__num_epochs": 40,
+        "privacy__noise_multiplier": 1.0,
+        "privacy__epsilon": 1.5,
+    }
+    trainer = private_central(tmp_path, None, **changes)
+    scalars = trainer.advance(1)
+    trainer.close()
+    assert trainer.last < trainer.total
+    rate = trainer._options.learning_rate * (1 - 0.9 / 40)
+    assert scalars["train/learning_rate"] == pytest.approx(rate)
+
+
 def train_by_hand(model: FlatModel, task: Any, rounds: int) -> None:
     optimizer = torch.optim.SGD(model.parameters, lr=0.3)
     everything = task.split("train").read_user(0, np.random.default_rng())

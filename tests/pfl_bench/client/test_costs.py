@@ -312,6 +312,7 @@ def test_the_meter_takes_flops_from_a_trainer_that_knows_them_better() -> None:
     assert (scalars["systems/flops"], scalars["systems/total_bytes_up"]) == (7, 3)
     assert scalars["systems/bytes_down"] == 0
     meter.watch(1, {"val/perplexity": float("nan")})
+    meter.watch(1, {})
     assert not meter.budgets()[0]["reached"]
     meter.watch(2, {"val/perplexity": 9.5})
     meter.add({"systems/flops": 7.0})

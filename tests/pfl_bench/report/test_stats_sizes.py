@@ -122,3 +122,10 @@ def test_a_store_of_one_split_has_no_row_for_all(tmp_path):
     assert result["all_users"]["users"] == 2
     assert list(result["size_histogram"]["users"]) == ["train"]
     assert "\nall" not in format_statistics(result)
+
+
+def test_the_table_has_the_sizes_of_a_bin_with_both_ends(tmp_path):
+    write(tmp_path / "s.h5", {"train": [[0] * 10, [0] * 12, [0] * 71]})
+    text = format_statistics(statistics_of(tmp_path / "s.h5"))
+    (line,) = [line for line in text.splitlines() if line.startswith("10 - ")]
+    assert line.split() == ["10", "-", "12", "2"]

@@ -150,15 +150,46 @@ def test_how_often_the_interval_misses(
 
 def test_runs_of_one_seed_are_no_further_seeds_of_an_interval() -> None:
     """A seed's runs lie near one another, and say nothing of how far the next seed is."""
-    seeds, values = (0, 0, 0, 1, 1, 1), (0.69, 0.691, 0.689, 0.73, 0.731, 0.729)
+    seeds, values = (0, 0, 0, 1, 1, 1), (0.691, 0.69, 0.689, 0.731, 0.73, 0.729)
     runs = [run_of(seed, value) for seed, value in zip(seeds, values, strict=True)]
-    row, once = rows_from_summaries(runs)[0], rows_from_summaries([runs[0], runs[3]])[0]
+    row, once = rows_from_summaries(runs)[0], rows_from_summaries([runs[1], runs[4]])[0]
     assert (row.status, row.num_seeds, len(row.measured)) == (once.status, 2, 6)
     assert row.interval == once.interval
     assert row.interval != replace(row, seeds=()).judged().interval
     (row,) = rows_from_summaries([*runs, run_of(1, 0.73)])
     assert row.mean == pytest.approx((0.69 + 0.73) / 2, abs=1e-12)
     assert row.sd == pytest.approx(0.04 / math.sqrt(2), abs=1e-12)
+
+
+def test_runs_of_other_settings_are_no_seeds_and_seeds_are_in_order() -> None:
+    runs = [run_of(3, 0.72) | {"settings_sha256": name} for name in ("a", "b")]
+    first, second = rows_from_summaries([*runs, run_of(0, 0.6) | {"settings_sha256": "a"}])
+    assert (first.measured, second.measured) == ((0.6, 0.72), (0.72,))
+    assert first.difference == pytest.approx(0.66 - 0.7)
+
+
+def test_the_largest_epsilon_of_the_seeds_is_the_row_s() -> None:
+    claims: list[dict[str, Any]] = [
+        {"simulated": {"epsilon": 2.0, "delta": 1e-6}},
+        {"simulated": {"epsilon": 1.0, "delta": 1e-4}},
+    ]
+    runs = [run_of(seed, 0.7) | {"privacy": claim} for seed, claim in enumerate(claims)]
+    (row,) = rows_from_summaries(runs)
+    assert (row.epsilon_simulated, row.delta_simulated) == (2.0, 1e-6)
+    assert (row.epsilon_actual, row.delta_actual) == (None, None)
+    # The price of the choice takes the place of the run's own.
+    claims[1]["selection"] = {"epsilon": {"simulated": 3.0}, "delta": {"simulated": 1e-5}}
+    (row,) = rows_from_summaries(runs)
+    assert (row.epsilon_simulated, row.delta_simulated) == (3.0, 1e-5)
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_a_seed_that_is_not_finite_leaves_no_deviation(value: float) -> None:
+    (row,) = rows_from_summaries([run_of(0, 0.7), run_of(1, value)])
+    assert row.sd is not None
+    assert math.isnan(row.sd)
+    assert row.mean is not None
+    assert not math.isfinite(row.mean)
 
 
 def run_of(seed: int, accuracy: float, **more: Any) -> dict[str, Any]:
