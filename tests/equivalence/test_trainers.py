@@ -191,6 +191,7 @@ def test_central_training_is_sgd_along_its_schedule_and_says_its_loss(tmp_path: 
         assert scalars["train/loss"] == pytest.approx(total / count, rel=1e-4)
         assert scalars["train/learning_rate"] == pytest.approx(0.3 * factor)
         assert (scalars["train/num_steps"], scalars["train/num_examples"]) == (steps, count)
+        assert (scalars["systems/steps"], scalars["systems/examples"]) == (steps, count)
     assert count % size
     assert scalars["train/learning_rate"] == pytest.approx(0.03)
     torch.testing.assert_close(model.vector, plain.vector, rtol=1e-4, atol=1e-5)

@@ -125,7 +125,11 @@ def test_a_store_of_one_split_has_no_row_for_all(tmp_path):
 
 
 def test_the_table_has_the_sizes_of_a_bin_with_both_ends(tmp_path):
-    write(tmp_path / "s.h5", {"train": [[0] * 10, [0] * 12, [0] * 71]})
+    write(tmp_path / "s.h5", {"train": [[0] * 10, [0] * 12, [0] * 70 + [1]]})
     text = format_statistics(statistics_of(tmp_path / "s.h5"))
     (line,) = [line for line in text.splitlines() if line.startswith("10 - ")]
     assert line.split() == ["10", "-", "12", "2"]
+    lines = [line.split() for line in text.splitlines()]
+    # Labels and classes; the rarest and the commonest class among users.
+    assert any(line[:3] == ["train", "93", "2"] for line in lines)
+    assert ["train", "33.3%", "100.0%", "0:100.0%", "1:33.3%"] in lines
