@@ -97,9 +97,8 @@ class Observer(SumWatch):
             dots = (torch.dot(noise, noise), torch.dot(noise, known), torch.dot(known, known))
             sums += [squares, float(noise.sum()), *map(float, dots)]
             for segment, (first, last) in enumerate(pairwise(ends)):
-                first, last = first - start, last - start
-                if last > 0 and first < len(noise) and last > first:
-                    segments[segment] += float(noise[max(0, first) : last].sum())
+                part = noise[max(0, first - start) : max(0, last - start)]
+                segments[segment] += float(part.sum())
             if not start:
                 head = [finite(float(value)) for value in noise[:_HEAD]]
         scale, sum_, sum_squares, product, norm = sums.tolist()

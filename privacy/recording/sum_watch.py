@@ -55,7 +55,6 @@ class SumWatch:
         # The clean sum as it was last seen, and the noised one; None is zero.
         self._known: Tensor | None = None
         self._noised: Tensor | None = None
-        self._spare: list[Tensor] = []
         self._sent: tuple[float | Tensor, float] | None = None
         self._seen = ShardObservation(None, None, None)
         self._probes: list[Probe] = []
@@ -68,7 +67,6 @@ class SumWatch:
         too large for none.
         """
         self._chosen, self._taken, self._sent = chosen, 0, None
-        self._spare = [kept for kept in (self._known, self._noised) if kept is not None]
         self._known = self._noised = None
         self._seen = ShardObservation(None, 0.0 if self._all else None, None)
         self._probes, self._between = [], []
@@ -83,10 +81,9 @@ class SumWatch:
         total = clean_total(aggregate)
         self._look_between(total)
         if self._known is None or not self._all:
-            self._known = self._room(total).copy_(total)
+            self._known = total.clone()
         if aggregate.clipped_total is not None or self._noised is not None:
-            self._noised = self._room(aggregate.total) if self._noised is None else self._noised
-            self._noised.copy_(aggregate.total)
+            self._noised = aggregate.total.clone()
         self._sent = norm_in_place(update.to(torch.float32), self._norm), aggregate.bit_sum
 
     def after(self, aggregate: Aggregate, clip_norm: float) -> None:
@@ -143,8 +140,7 @@ class SumWatch:
                 )
             unseen += moved
         if self._all:
-            self._known = self._room(total) if self._known is None else self._known
-            self._known.copy_(total)
+            self._known = total.clone()
         self._seen = ShardObservation(
             worst, unseen, None, sum(part.watched for part in known), reports
         )
@@ -156,14 +152,6 @@ class SumWatch:
         seen = replace(self._seen, probes=self._probes, between=self._between)
         (self._seen,), self._probes, self._between = self.settle([seen]), [], []
         return self._seen
-
-    def _room(self, total: Tensor) -> Tensor:
-        """A vector to remember a sum in, of the last part if it fits."""
-        for place, spare in enumerate(self._spare):
-            same = (spare.shape, spare.dtype, spare.device)
-            if same == (total.shape, total.dtype, total.device):
-                return self._spare.pop(place)
-        return torch.empty_like(total)
 
     def _look_between(self, total: Tensor) -> None:
         """Add up how far the sum has moved while no client was taken in."""
