@@ -19,7 +19,6 @@ from privacy.audit import (
     checks_clipping,
     checks_cohorts,
     checks_metrics,
-    checks_multiplier,
     checks_noise,
     checks_record,
     checks_referee,
@@ -49,7 +48,7 @@ _OF_THE_RECORD = (
 )
 # Of what was seen of each round, outside of the code that clips and noises.
 _OBSERVED = (
-    checks_multiplier.check_noise_multiplier,
+    checks_accounting.check_noise_multiplier,
     checks_cohorts.check_users_distinct,
     checks_cohorts.check_participation,
     checks_clipping.check_clip_bound,
@@ -94,8 +93,8 @@ def _checks(evidence: Evidence, inputs: AuditInputs) -> list[Check]:
         *(checks_accounting.check_epsilon(evidence, inputs, side) for side in SIDES),
         *(checks_referee.check_referee(evidence, inputs, side) for side in SIDES),
         checks_accounting.check_budget(evidence, inputs),
-        checks_multiplier.check_delta(evidence, inputs),
-        checks_multiplier.check_population(evidence, inputs),
+        checks_accounting.check_delta(evidence, inputs),
+        checks_accounting.check_population(evidence, inputs),
         *_observed_checks(evidence, inputs),
         checks_release.check_releases(evidence, inputs),
         checks_release.check_canaries(evidence, inputs),

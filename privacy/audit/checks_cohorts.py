@@ -12,9 +12,9 @@ from __future__ import annotations
 import numpy as np
 
 from privacy.audit.check import Finding, check
+from privacy.audit.described import own_users
 from privacy.audit.evidence import Evidence
 from privacy.audit.inputs import AuditInputs, as_number
-from privacy.audit.own_schemes import own_users
 
 
 @check(

@@ -3,12 +3,15 @@
 Guarantee: none of its own. How rounds compose is derived here from what a mechanism states of its
 noise (``privacy.description``), once more and apart from the code that runs are accounted by.
 Nothing is asked of the mechanism but, for selected users under correlated noise, its sensitivity.
+Sampling schemes that are not described here are taken at their word; what such a scheme leaves
+unsaid is not known, and a check that needs it is incomplete.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,9 +21,9 @@ from numpy.typing import NDArray
 from privacy.amplification import Composition
 from privacy.audit.evidence import Evidence
 from privacy.audit.inputs import AuditInputs, as_number
-from privacy.audit.own_schemes import own_users
 from privacy.description import Columns, Description, Tree
 from privacy.errors import PrivacyError
+from privacy.sampling_scheme import Participation
 
 _LARGEST_TREE = 1 << 24
 # Kinds of events under schemes that a user is in by chance.
@@ -29,6 +32,16 @@ _SAMPLED = {
     "fixed_size": "fixed-size ",
 }  # fmt: skip
 _POISSON = ("poisson", "cyclic_poisson")
+# How each scheme is accounted: written down here once more, independent of the plan's table.
+ADJACENCY = {
+    "poisson": "add-or-remove-one",
+    "truncated_poisson": "add-or-remove-one",
+    "cyclic_poisson": "add-or-remove-one",
+    "full": "add-or-remove-one",
+    "fixed_size": "replace-one",
+    "selected": "zero-out",
+    "shuffled": "zero-out",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,3 +245,31 @@ def banded_sensitivity(coefficients: NDArray[np.float64], rounds: int, apart: in
             column[start : start + len(coefficients)] += np.abs(coefficients)
         worst = max(worst, float(np.square(column[:rounds]).sum()))
     return worst
+
+
+def own_users(constants: Mapping[str, Any], label: str = "actual") -> Participation | None:
+    """Users as a scheme draws them that is not described here; None of any other."""
+    if str(constants.get("sampling")) in ADJACENCY or not isinstance(constants.get(label), Mapping):
+        return None
+    with suppress(ValueError):
+        return users_of(constants, label)
+    return None
+
+
+def users_of(constants: Mapping[str, Any], label: str) -> Participation:
+    """Users as a side of the constants has them drawn; ``ValueError`` for numbers that are none."""
+    side, cap = constants.get(label) or {}, constants.get("max_participations")
+    return Participation.named(
+        str(constants.get("sampling")),
+        _whole(side.get("population_size"), f"{label}.population_size"),
+        as_number(side.get("cohort_size")),
+        _whole(constants.get("separation", 1), "separation"),
+        None if cap is None else _whole(cap, "max_participations"),
+    )
+
+
+def _whole(value: Any, name: str) -> int:
+    number = as_number(value)
+    if not number.is_integer():
+        raise PrivacyError(f"{name} is {value!r} in the ledger, but must be a whole number")
+    return int(number)

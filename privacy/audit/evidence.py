@@ -1,7 +1,8 @@
 """Contents of a ledger, gathered line by line into arrays.
 
-Guarantee: none of its own. Memory grows by some 900 bytes a round, whatever else a line holds;
-nothing is corrected or left out, and a value of the wrong kind is refused with its round.
+Guarantee: none of its own. Memory grows by some 900 bytes a round, and 150 a step of DP-SGD,
+whatever else a line holds; nothing is corrected or left out, and a value of the wrong kind is
+refused with its round.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privacy.audit import values
-from privacy.audit.columns import LISTS, StepColumns
 from privacy.audit.errors import IncompleteError, SkippedError
 from privacy.audit.inputs import as_number
 from privacy.description import Description
@@ -24,6 +24,7 @@ from privacy.errors import LedgerError
 from privacy.recording.central_record import COORDINATES, PROJECTIONS
 from privacy.recording.observation import SEGMENTS
 from privacy.recording.shard_observation import REPORT_KEYS
+from privacy.recording.step_observation import BLOCKS, DIGEST_LENGTH, VECTORS
 
 HEAD = 8
 
@@ -78,6 +79,8 @@ _OBJECTS = (
     "simulated", "actual", "mechanism_options", "mechanism_description", "plugins", "statistics",
 )  # fmt: skip
 _KINDS = {**dict.fromkeys(_OBJECTS, dict), "uploads": list, "batchnorm_layers": list}
+_STEP_WIDTH = 1 + BLOCKS
+_LISTS = ("batch_sizes", "batch_digests", *VECTORS)
 _SIDE = dict.fromkeys(
     ("population_size", "cohort_size", "sampling_probability", "noise_multiplier", "delta")
 )
@@ -92,8 +95,52 @@ _FORM: dict[str, Any] = {
     **{part: dict.fromkeys(keys) for part, keys in _PARTS.items() if part},
     "central": dict.fromkeys(("sha256", *_SKETCH)),
     "statistics": {"release_sha256": None, "mean": _RELEASED, "square": _RELEASED},
-    "observed": dict.fromkeys(LISTS),
+    "observed": dict.fromkeys(_LISTS),
 }
+
+
+class StepColumns:
+    """Steps, in order, as far as the lines have them.
+
+    ``sizes`` are the realised batches, ``counts`` the steps of each line that has them; ``missing``
+    is the lines that have none.
+    """
+
+    def __init__(self) -> None:
+        self.missing, self.counts = 0, list[int]()
+        self.sizes, self._sketches, self._digests = array("q"), array("d"), bytearray()
+
+    def take(self, entry: Mapping[str, Any], where: str) -> None:
+        """Take in a line; a value of the wrong kind is a ``LedgerError``."""
+        if "observed" not in entry:
+            self.missing += 1
+            return
+        where = f"{where}: 'observed"
+        record = values.member(entry, "observed", f"{where}'")
+        rows: list[Any] = [record.get(name) for name in _LISTS]
+        steps = {len(row) if isinstance(row, list) else -1 for row in rows}
+        if len(steps) != 1 or -1 in steps:
+            raise LedgerError(f"{where}' must have lists of one length, an element a step")
+        sizes, digests, *vectors = rows
+        self.sizes.extend(values.counts(sizes, f"{where}.batch_sizes'"))
+        for step, digest in enumerate(digests):
+            self._digests += values.digest(digest, f"{where}.batch_digests'", DIGEST_LENGTH)
+            for name, vector in zip(VECTORS, vectors, strict=True):
+                self._sketches.extend(values.numbers(vector[step], _STEP_WIDTH, f"{where}.{name}'"))
+        self.counts.append(len(sizes))
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def sketches(self, name: str) -> NDArray[np.float64]:
+        """Shape (S, 1 + BLOCKS): norm and blocks of "sum", "noise" or "parameters"; or NaN."""
+        whole = np.asarray(self._sketches).reshape(-1, len(VECTORS), _STEP_WIDTH)
+        return whole[:, VECTORS.index(name)]
+
+    def digest(self, index: int) -> str:
+        """The batch's digest of a step, counted from 0, in hexadecimal."""
+        width = DIGEST_LENGTH // 2
+        return self._digests[width * index : width * (index + 1)].hex()
 
 
 @dataclass(frozen=True, slots=True)

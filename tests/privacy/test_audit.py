@@ -18,10 +18,14 @@ import pytest
 from privacy.audit import check as check_module
 from privacy.audit.auditor import _observed_checks, audit
 from privacy.audit.check import NUM_STATISTICAL, Check
-from privacy.audit.checks_accounting import check_budget, check_epsilon
+from privacy.audit.checks_accounting import (
+    check_budget,
+    check_delta,
+    check_epsilon,
+    check_population,
+)
 from privacy.audit.checks_clipping import check_clip_path
 from privacy.audit.checks_cohorts import check_participation
-from privacy.audit.checks_multiplier import check_delta, check_population
 from privacy.audit.checks_noise import deviations
 from privacy.audit.checks_record import (
     check_chain,

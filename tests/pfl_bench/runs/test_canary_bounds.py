@@ -16,9 +16,8 @@ import pytest
 
 from pfl_bench.runs.audit import RunAudit, audit_run
 from pfl_bench.runs.runner import run
-from privacy.audit.canary_bounds import attack_bounds, differing
 from privacy.audit.check import Check
-from privacy.audit.checks_release import check_canaries
+from privacy.audit.checks_release import attack_bounds, check_canaries, differing
 from privacy.audit.evidence import gather
 from privacy.empirical.one_run import Guesses, epsilon_lower_bound, guess_grid
 from privacy.ledger import iterate_ledger
