@@ -24,8 +24,12 @@ from pfl_bench.client.machine import keep_freed_memory
 from pfl_bench.profiling import one_thread
 from pfl_bench.rng import Purpose, stream, torch_seed
 from pfl_bench.runs.auditing import starts
-from pfl_bench.runs.auditing.kept_models import kept_moments, kept_problems, statistics_problems
-from pfl_bench.runs.auditing.kept_state import load_optimizer
+from pfl_bench.runs.auditing.kept_state import (
+    kept_moments,
+    kept_problems,
+    load_optimizer,
+    statistics_problems,
+)
 from pfl_bench.runs.auditing.opened import OpenedRun
 from pfl_bench.runs.checkpoint import load, steps_saved
 from pfl_bench.types import FederatedSplit
