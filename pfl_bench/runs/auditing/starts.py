@@ -17,9 +17,8 @@ from pfl_bench.config.schema import RunConfig
 from pfl_bench.federated.central_gradient import private_gradient
 from pfl_bench.federated.parts import build_algorithm
 from pfl_bench.rng import Purpose, stream
-from pfl_bench.runs.auditing.kept_state import load_optimizer
+from pfl_bench.runs.auditing.kept_state import SeenCanaries, load_optimizer
 from pfl_bench.runs.auditing.opened import OpenedRun
-from pfl_bench.runs.auditing.seen_canaries import SeenCanaries
 from pfl_bench.runs.checkpoint import load, restoring, steps_saved
 from pfl_bench.simulation.attacking_engine import boost_of
 from pfl_bench.simulation.corrupted_task import CorruptedSplit
