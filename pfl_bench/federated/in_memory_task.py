@@ -105,7 +105,10 @@ def _families(metrics: Sequence[str], default: str | None) -> tuple[str, ...]:
     known = available(METRIC)
     is_list = isinstance(metrics, list | tuple)
     if not is_list or any(metric not in known for metric in metrics):
-        raise UserInputError(f"metrics: {metrics!r:.80}; give a list of {', '.join(known)}")
+        raise UserInputError(
+            f"metrics: {metrics!r:.80}; give a list of {', '.join(known)}; a family of a plug-in "
+            "is named by the row: load_row(..., plugins=[...], evaluation__metrics=[...])"
+        )
     if not metrics and default is None:
         raise UserInputError(
             f"metrics: none, and a loss of one's own names none; give a list of {', '.join(known)}"
