@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from copy import deepcopy
 from dataclasses import replace
@@ -272,12 +273,12 @@ def test_draws_of_augmentation_are_those_of_a_whole_step(
 
     monkeypatch.setattr(Forward, "draw", draw)
     trainer = private_central(tmp_path, None, central__physical_batch_size=2)
-    parts = [job() for job in trainer._jobs([np.arange(5), np.arange(3)], 2)]
+    parts = [job() for job in trainer._jobs([np.arange(5), np.arange(4)], 2)]
     trainer.close()
     assert [(part.step, part.size, part.is_last) for part in parts] == [
-        (0, 2, False), (0, 2, False), (0, 1, True), (1, 2, False), (1, 1, True),
+        (0, 2, False), (0, 2, False), (0, 1, True), (1, 2, False), (1, 2, True),
     ]  # fmt: skip
-    wanted = [stream(3, Purpose.AUGMENTATION, 2, 1 + step).random(5 - 2 * step) for step in (0, 1)]
+    wanted = [stream(3, Purpose.AUGMENTATION, 2, 1 + step).random(5 - step) for step in (0, 1)]
     found = [part.draws.numpy() for part in parts if part.draws is not None]
     np.testing.assert_array_equal(np.concatenate(found), np.concatenate(wanted))
 
@@ -290,11 +291,40 @@ def test_a_central_budget_is_spent_to_its_last_step_and_planned_to_it(tmp_path: 
     assert plan.max_steps is not None
     assert plan.max_steps < trainer.total * trainer._steps_per_epoch
     assert trainer.claim(None) == plan.statement(plan.max_steps, "planned")
+    assert trainer.claim(1) == plan.statement(trainer._steps_per_epoch)
+    # An epoch that the budget would end is none.
+    assert plan.max_steps % trainer._steps_per_epoch
+    assert trainer.last == plan.max_steps // trainer._steps_per_epoch
     spent = replace(plan, max_steps=2 * trainer._steps_per_epoch)
     trainer._check_budget(spent, 2)
     with pytest.raises(BudgetExceededError):
         trainer._check_budget(spent, 3)
     trainer.close()
+
+
+def test_a_ledger_counts_the_steps_of_all_epochs(tmp_path: Path) -> None:
+    trainer = private_central(tmp_path, None)
+    trainer.begin(0)
+    for index in (1, 2):
+        trainer.advance(index)
+    trainer.close()
+    lines = [json.loads(line) for line in (tmp_path / "ledger.jsonl").read_text().splitlines()]
+    steps = trainer._steps_per_epoch
+    assert [(line["round"], line["steps"]) for line in lines] == [(1, steps), (2, 2 * steps)]
+
+
+def test_a_batch_may_have_all_examples_and_no_more(tmp_path: Path) -> None:
+    task = build_task(make_config("central"), torch.device("cpu"))
+    for more in (0, 1):
+        config = make_config("central", central__batch_size=task.split("train").num_examples + more)
+        model = build_model(config, task, torch.device("cpu"))
+        parts = RunParts.build(config, task, model)
+        if more:
+            with pytest.raises(ConfigError, match=r"central.batch_size: \d+ is more than"):
+                CentralTrainer(parts, tmp_path, lambda text: None)
+        else:
+            trainer = CentralTrainer(parts, tmp_path, lambda text: None)
+            assert trainer.advance(1)["train/num_steps"] == 1
 
 
 def test_a_schedule_is_along_all_epochs_where_a_budget_ends_before(tmp_path: Path) -> None:
