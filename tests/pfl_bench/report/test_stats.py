@@ -112,6 +112,7 @@ def test_ragged_targets_and_users_without_labels(tmp_path):
     splits = statistics_of(tmp_path / "s.h5")["splits"]
     labels = splits["train"]["labels"]
     assert labels["counts"] == {"3": 2, "4": 2}
+    assert labels["share_of_users"] == pytest.approx({"3": 1 / 3, "4": 2 / 3})
     distinct, variation = label_statistics([[3, 3, 4], [4]], 10)
     assert labels["mean_distinct_per_user"] == pytest.approx(distinct)
     assert labels["mean_total_variation"] == pytest.approx(variation)
@@ -126,11 +127,12 @@ def test_real_targets_have_no_label_statistics(tmp_path):
     assert "labels" not in format_statistics(result)
 
 
-def test_labels_damaged_after_writing(tmp_path):
+@pytest.mark.parametrize("label", [10, 200])
+def test_labels_damaged_after_writing(tmp_path, label):
     write(tmp_path / "s.h5", {"train": [[1, 2]]})
     with h5py.File(tmp_path / "s.h5", "r+") as file:
-        file["train/targets"][1] = 200
-    with pytest.raises(DataError, match=r"labels 1 to 200 are not all within 0\.\.9"):
+        file["train/targets"][1] = label
+    with pytest.raises(DataError, match=rf"labels 1 to {label} are not all within 0\.\.9"):
         statistics_of(tmp_path / "s.h5")
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from pfl_bench.report.statistics import format_statistics
-from pfl_bench.report.statistics.store import quantity_skew, size_histogram
+from pfl_bench.report.statistics.store import _HISTOGRAM_BINS, quantity_skew, size_histogram
 from tests.pfl_bench.report.test_stats import statistics_of, write
 
 SIZES = st.lists(st.integers(1, 5000), min_size=1, max_size=40)
@@ -63,6 +63,14 @@ def test_the_histogram_counts_every_user_once_in_the_bin_of_the_size(first, seco
         assert histogram["users"][name] == naive
         assert sum(naive) == len(own)
     assert histogram["logarithmic"] == (max(first + second) >= 20 * min(first + second))
+
+
+def test_as_many_sizes_as_bins_have_a_bin_each():
+    for more, width in ((0, 1), (1, 2)):
+        sizes = np.arange(100, 100 + _HISTOGRAM_BINS + more)
+        assert np.diff(size_histogram({"train": sizes})["edges"]).tolist() == [width] * (
+            -(-len(sizes) // width)
+        )
 
 
 def test_all_splits_are_one_population_only_where_users_are_disjoint(tmp_path):

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from pfl_bench.report.results import format_epsilon, format_value, results_table
+from pfl_bench.report.table import Cell, Column, Table, _text_column
 from pfl_bench.runs.rows import RowResult, rows_from_summaries
 from pfl_bench.types import ConfigError, RunFolderError
 
@@ -185,7 +186,7 @@ def test_numbers_of_this_toolkit_are_a_reference_to_people_and_stay_published_to
 
 
 def test_csv_golden_and_round_trip() -> None:
-    text = results_table(ROWS).to_csv()
+    text = results_table(ROWS).write("csv")
     assert text == CSV
     lines = list(csv.DictReader(io.StringIO(text)))
     assert float(lines[0]["sd"]) == ROWS[0].sd
@@ -230,6 +231,44 @@ def test_one_row_is_a_line_a_column() -> None:
     text = results_table(rows_from_summaries([summary()])).to_terminal(80)
     assert "verdict              undecided [1]\n" in text
     assert "published            0.7472\n" in text
+
+
+@pytest.mark.parametrize(
+    ("details", "heading", "below"),
+    [
+        (["1 seed", "1 seed"], "mean (1 seed)", []),
+        (["1 seed", "2 seeds"], "mean", ["1 seed", "2 seeds"]),
+        # A row without a number takes nothing from the others.
+        (["1 seed", "1 seed", ""], "mean (1 seed)", []),
+        (["1 seed", ""], "mean", ["1 seed"]),
+    ],
+)
+def test_a_detail_is_in_the_heading_where_all_numbers_have_it(
+    details: list[str], heading: str, below: list[str]
+) -> None:
+    cells = [Cell("5" if detail else "-", detail=detail) for detail in details]
+    column = _text_column(Column("mean"), cells)
+    assert column.heading == heading
+    assert [line for _, *more in column.cells for line in more] == below
+
+
+def test_a_chosen_row_has_the_first_note_of_what_is_left_out() -> None:
+    cells = Cell("a", "", note=2), Cell("b", "b", note=1)
+    table = Table.of(["row", "one", "other"], [("r", *cells)]).choose(["row"])
+    assert [cell.note for (cell,) in table._cells("people")] == [2]
+
+
+def test_a_value_that_is_not_there_is_none_in_a_record() -> None:
+    table = Table.of(["row", "mean", "seeds"], [("r", "", Cell("2", 2)), ("", Cell("-"), "3")])
+    assert table.to_records() == [
+        {"row": "r", "mean": None, "seeds": 2},
+        {"row": None, "mean": None, "seeds": "3"},
+    ]
+
+
+def test_a_page_sorts_by_the_number_and_not_by_its_text() -> None:
+    page = Table.of(["row", "mean"], [("r", Cell("0.1235", 0.123456))]).to_html()
+    assert re.findall('data-key="(.*?)"', page) == ["0.123456"]
 
 
 def test_columns_are_chosen_in_their_order() -> None:
