@@ -71,6 +71,13 @@ def users(count: int | None, **others: int) -> dict[str, Any]:
         (0.71, SPREAD | {"num_users": 100}, users(None), "not comparable"),
         (0.71, SPREAD | {"metric": "test/perplexity"}, {}, "not comparable"),
         (0.71, SPREAD | {"statistic": "best_over_rounds"}, {}, "not comparable"),
+        # At the end of the run it need not be measured.
+        (
+            0.71,
+            SPREAD | {"statistic": "best_over_rounds"},
+            {"metrics": {}, "best": {"test/accuracy": {"value": 0.71, "round": 2}}},
+            "reproduced",
+        ),
     ],
 )
 def test_verdicts(
@@ -93,6 +100,7 @@ def test_what_is_written_of_a_number(metric: str, chance: float | None) -> None:
         assert found.difference == pytest.approx(measured - 0.7)
     gone = compared(0.5, {"metric": "test/perplexity"})
     assert (gone.measured, gone.difference) == (None, None)
+    assert gone.why.startswith("not measured; there are: test/accuracy, test/loss,")
 
 
 def test_how_a_run_is_not_the_row_s_is_the_reason() -> None:
