@@ -286,7 +286,7 @@ def _check_added(folders: Sequence[str], path: Path) -> None:
             raise ConfigError(
                 f"{path}: plugins: the run took plug-ins from a folder {name!r} (digest {digest!r})"
                 ". They are code, and a run folder's code is never imported. Give a folder of this "
-                f"name that you trust: --plugins {likely} (in Python: plugins=[{likely!r}])"
+                f"name that you trust: --plugins {likely}"
             )
 
 
