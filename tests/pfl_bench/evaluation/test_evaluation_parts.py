@@ -22,7 +22,7 @@ from pfl_bench.evaluation.splits import Measured, examples_at_once, measure
 from pfl_bench.evaluation.strata import Strata
 from pfl_bench.federated.parts import build_forward, build_model, build_task
 from pfl_bench.metrics.classification import Classification
-from pfl_bench.types import Examples, FederatedSplit, PluginError, UserInputError
+from pfl_bench.types import ConfigError, Examples, FederatedSplit, PluginError, UserInputError
 from tests.helpers import make_config
 
 CPU = torch.device("cpu")
@@ -303,6 +303,67 @@ def test_a_real_model_s_parts_come_to_its_numbers(adaptation: dict[str, Any] | N
                     # Other batches go through the model together: float32.
                     assert value == pytest.approx(expected[key], rel=2e-5), key
     assert torch.equal(evaluator._model.vector, before)
+
+
+class Halves:
+    """The digits, whose examples have a column; and a group whose other processes measure it."""
+
+    column_names = ("half",)
+    rank, size, description = 0, 3, "three processes"
+
+    def __init__(self, task: Any) -> None:
+        self._task = task
+        self.evaluator: Any = None
+        self.asked: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._task, name)
+
+    def read_column(self, split: str, name: str, start: int, stop: int) -> NDArray[np.int64]:
+        return np.arange(start, stop) % 2
+
+    def column_values(self, name: str) -> Sequence[str] | None:
+        return ("even", "odd")
+
+    def broadcast(self, message: Any, vector: Tensor | None = None) -> None:
+        self.asked = message
+
+    def receive(self, rank: int) -> tuple[Any, Any]:
+        own = self.evaluator.measure(self.asked.splits, rank, self.size)
+        return [measured for measured, _ in own], iter(())
+
+
+def test_an_evaluation_by_processes_is_that_of_one() -> None:
+    resolved = make_config("federated", evaluation__strata=["half"])
+    task: Any = Halves(build_task(resolved, CPU))
+    model = build_model(resolved, task, CPU)
+    forward = build_forward(resolved, task, model)
+    alone, shared = (
+        Evaluator(resolved.config, task, model, forward, None, group) for group in (None, task)
+    )
+    task.evaluator = alone
+    splits = ("val", "test", "train")
+    expected, tables = alone.evaluate(splits)
+    found, parts = shared.evaluate(splits)
+    assert task.asked.splits == splits
+    assert found == pytest.approx(expected, rel=2e-5)
+    assert list(tables) == list(parts) == list(splits)
+    for name in splits:
+        counts = {half: row["examples"] for half, row in tables[name]["half"].items()}
+        number = task.split(name).num_examples
+        assert counts == {"even": number - number // 2, "odd": number // 2}
+        for half, row in tables[name]["half"].items():
+            assert parts[name]["half"][half] == pytest.approx(row, rel=2e-5)
+
+
+def test_a_published_number_is_of_a_split_that_its_statistic_is_measured_on() -> None:
+    entry = {"value": 0.7, "tolerance": 0.1, "source": "nobody"}
+    last = {**entry, "metric": "test/accuracy"}
+    best = {**entry, "metric": "val/accuracy", "statistic": "best_over_rounds"}
+    splits = {"evaluation__splits": ["val"], "evaluation__final_splits": ["test"]}
+    evaluator_of(expected=[last, best], **splits)
+    with pytest.raises(ConfigError, match=r"expected\.1\.metric: 'val/accuracy' is not measured"):
+        evaluator_of(expected=[last, {**entry, "metric": "val/accuracy"}], **splits)
 
 
 def test_more_parts_than_examples() -> None:

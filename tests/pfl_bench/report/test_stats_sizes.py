@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -52,6 +52,9 @@ def test_known_extremes():
     assert quantity_skew(np.array([30, *[1] * 31]))["largest_users"] == 2
 
 
+# Twenty times as much, and not quite.
+@example([1], [20])
+@example([1], [19])
 @given(SIZES, SIZES)
 def test_the_histogram_counts_every_user_once_in_the_bin_of_the_size(first, second):
     sizes = {"train": np.array(first), "test": np.array(second)}
