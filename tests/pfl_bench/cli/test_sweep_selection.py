@@ -20,9 +20,17 @@ from pfl_bench.report.records import records
 from pfl_bench.report.run_folder import read_run
 from pfl_bench.report.words import describe
 from pfl_bench.runs.audit import audit_run
+from pfl_bench.runs.base_plan import planned
 from pfl_bench.runs.folder import RunFolder
 from pfl_bench.runs.rows import rows_of
-from pfl_bench.runs.selection import best_of, choice_problems, drawn_trials
+from pfl_bench.runs.selection import (
+    best_of,
+    choice_problems,
+    composed_epsilons,
+    drawn_trials,
+    is_lower_better,
+    record_choice,
+)
 from pfl_bench.types import RunFolderError
 from privacy.audit.evidence import gather
 from privacy.audit.search import check_selection, plan_composition
@@ -241,21 +249,81 @@ def test_points_are_drawn_uniformly_and_again_the_same(
     counts = [sum(trial.number == point for trial in trials) for point in (1, 2)]
     assert min(counts) > 150
     assert drawn_trials(sweep, tmp_path / "two")[1] == record
-    # Two trials of one point have noise of their own.
-    assert len({trial.resolved.config.seed for trial in trials}) == len(trials)
+    # Two trials of one point have noise of their own, by seeds that do not tell how many they are.
+    seeds = {trial.resolved.config.seed for trial in trials}
+    assert len(seeds) == len(trials)
+    assert max(seeds) > 1000 * len(trials)
+    # By the selection's seed, or else the row's.
+    few = sweep_file(selection={**selection, "mean": 1.0, "seed": None})
+    seed = drawn_trials(load_sweep(few), tmp_path / "few")[1]["seed"]
+    assert (record["seed"], seed) == (5, sweep.base.config.seed)
 
 
 def test_points_with_several_plans_are_all_accounted(
     sweep_file: Callable[..., Path], tmp_path: Path
 ) -> None:
-    grid = {"privacy.noise_multiplier": [1.0, 4.0], "privacy.epsilon": [None]}
-    record = drawn_trials(load_sweep(sweep_file(grid=grid)), tmp_path / "both")[1]
-    assert len(record["plans"]) == 2
-    grid["privacy.noise_multiplier"] = [1.0]
-    alone = drawn_trials(load_sweep(sweep_file(grid=grid)), tmp_path / "one")[1]
+    # The two settings have deltas of their own.
+    population = {"privacy__population_size": 6000, "privacy__hypothetical_population": True}
+
+    def record_of(name: str, **values: list[float]) -> dict[str, Any]:
+        grid = {f"privacy.{key}": value for key, value in values.items()}
+        path = sweep_file(
+            row_changes=NO_NONCE | population, grid=grid | {"privacy.epsilon": [None]}
+        )
+        return drawn_trials(load_sweep(path), tmp_path / name)[1]
+
+    record = record_of("all", noise_multiplier=[4.0, 1.0, 2.0])
+    assert len(record["plans"]) == 3
+    alone = record_of("one", noise_multiplier=[1.0])
+    assert record["delta"]["simulated"] < record["delta"]["actual"]
     for side in ("simulated", "actual"):
+        assert record["delta"][side] == record["plans"][0][side]["delta"]
         assert record["epsilon"][side] == pytest.approx(alone["epsilon"][side], rel=0.01)
         assert record["epsilon"][side] >= alone["epsilon"][side]
+
+
+def test_noise_of_each_round_alone_has_a_price_at_several_numbers_of_rounds(
+    sweep_file: Callable[..., Path], tmp_path: Path
+) -> None:
+    path = sweep_file(grid={"federated.num_rounds": [2, 3]})
+    record = drawn_trials(load_sweep(path), tmp_path / "runs")[1]
+    assert [plan["rounds"] for plan in record["plans"]] == [2, 3]
+
+
+def test_what_is_recorded_of_a_choice_is_the_chosen_trial_s(
+    sweep_file: Callable[..., Path], tmp_path: Path
+) -> None:
+    out = tmp_path / "runs"
+    trials, record = drawn_trials(load_sweep(sweep_file()), out)
+    chosen = next(n for n, trial in enumerate(trials) if trial.values != trials[0].values)
+    for number, trial in enumerate(trials, start=1):
+        (out / trial.slug).mkdir()
+        summary = {
+            "selection": {"value": 0.5 if number == chosen + 1 else 0.25},
+            "model_sha256": str(number),
+        }
+        (out / trial.slug / "summary.json").write_text(json.dumps(summary))
+    record_choice(record, trials, chosen, 0.5, out)
+    (path,) = out.glob("trial-*/selection.json")
+    assert path.parent.name == trials[chosen].slug
+    own = record["drawn"][chosen]
+    assert read(path)["selected"] == {
+        "combination": trials[chosen].values, "run_seed": own["seed"], "value": 0.5,
+    }  # fmt: skip
+    assert read(out / "selection.json")["chosen"] == own["trial"] == chosen + 1
+    assert choice_problems(out / trials[chosen].slug) == []
+    (problem,) = choice_problems(out / trials[0].slug) or [""]
+    assert f"is that of trial {chosen + 1}, whose model is not this run's" in problem
+    record["drawn"][0]["seed"] += 1
+    (out / "selection.json").write_text(json.dumps(record))
+    (problem,) = choice_problems(out / trials[chosen].slug) or [""]
+    assert "other trials are recorded than its seed draws" in problem
+
+
+def test_the_direction_of_a_metric_is_the_first_summary_s() -> None:
+    directions = {"metric_directions": {"lower_is_better": ["strange"], "headlines": []}}
+    assert is_lower_better("val/strange", [None, directions])
+    assert not is_lower_better("val/strange", [None])
 
 
 def test_noise_that_is_fitted_to_rounds_is_accounted_by_those_of_the_grid(
@@ -373,6 +441,31 @@ def test_runs_that_share_their_noise_have_no_price_together(
     record = read(out / "composition.json")
     assert record["epsilon"] == {}
     assert "share their noise" in record["problems"]["actual"]
+
+
+def test_runs_compose_at_the_smallest_of_their_deltas_by_the_accountant_that_is_asked_for(
+    sweep_file: Callable[..., Path], tmp_path: Path
+) -> None:
+    # A nonce that is given is no reason where each run has a seed of its own.
+    sweep = load_sweep(sweep_file(row_changes={"privacy__nonce": "tests"}, selection=None))
+    trials = [sweep.trial(number, number, seed=number) for number in (1, 2)]
+    plan = planned(trials[0].resolved, tmp_path / "run")
+
+    def composed(*deltas: float, accountant: str = "pld") -> dict[str, Any]:
+        statements = [
+            plan | {side: plan[side] | {"delta": delta} for side in ("simulated", "actual")}
+            for delta in deltas
+        ]
+        epsilons, problems = composed_epsilons(
+            list(zip(trials, statements, strict=True)), accountant
+        )
+        assert problems == {}
+        return epsilons
+
+    small = composed(1e-4, 1e-4)
+    assert composed(1e-3, 1e-4) == composed(1e-4, 1e-3) == small != composed(1e-3, 1e-3)
+    loose = composed(1e-4, 1e-4, accountant="rdp")
+    assert all(loose[side] > small[side] for side in ("simulated", "actual"))
 
 
 def test_runs_that_are_not_finished_are_not_passed_over(
