@@ -54,13 +54,11 @@ def test_scalars_are_of_what_the_cohort_sent(
     monkeypatch.setattr(type(parts.algorithm), "receive", lambda _, *given: told.append(given))
     trainer = FederatedTrainer(parts, tmp_path, lambda text: None)
     trainer.last = 3  # as a budget may have it
-    expected = trainer.expected_work()
-    sizes = np.diff(parts.split.offsets)
-    cohort = parts.options.cohort_size
-    assert (expected.clients, expected.examples) == (
-        9 * cohort,
-        pytest.approx(9 * cohort * sizes.mean()),
-    )
+    monkeypatch.setattr(FederatedParts, "upload_bytes", 3.0)
+    work, cohort = trainer.expected_work(), parts.options.cohort_size
+    assert (work.clients, work.bytes_up) == (9 * cohort, 9 * cohort * 3.0)
+    assert work.bytes_down == 9 * cohort * parts.download_bytes
+    assert work.examples == pytest.approx(9 * cohort * np.diff(parts.split.offsets).mean())
     trainer.begin(0)
     for index in (1, 2):
         before, factor = trainer.central.clone(), 1 - 0.9 * index / 9
@@ -75,6 +73,9 @@ def test_scalars_are_of_what_the_cohort_sent(
         if "private" in setting:
             assert scalars["privacy/fraction_clipped"] == 2 / 8
     trainer.close()
-    assert not np.array_equal(*cohorts)
+    if trainer.plan is not None:
+        trainer.total = 20  # of which a budget allows nine
+        assert trainer.claim(None) == trainer.plan.statement(9, "planned")
+    assert cohorts[0].tolist() != cohorts[1].tolist()
     # What came in has no noise: of a private round the algorithm learns the configuration alone.
     assert told == [(cohort, 0.0) if "private" in setting else (5.0, 2.0)] * 2
