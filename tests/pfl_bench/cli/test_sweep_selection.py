@@ -224,6 +224,10 @@ def test_another_selection_in_the_folder_is_refused(
     assert main(["sweep", str(path), "--out", str(out)]) == 2
     assert "another selection" in capsys.readouterr().err
     assert (out / "selection.json").read_bytes() == before
+    less = {key: value for key, value in json.loads(before).items() if key != "drawn"}
+    (out / "selection.json").write_text(json.dumps(less))
+    with pytest.raises(RunFolderError, match=r"another selection \(drawn differ\)"):
+        drawn_trials(load_sweep(sweep_file()), out)
 
 
 def test_no_trial_releases_nothing(
@@ -262,24 +266,23 @@ def test_points_are_drawn_uniformly_and_again_the_same(
 def test_points_with_several_plans_are_all_accounted(
     sweep_file: Callable[..., Path], tmp_path: Path
 ) -> None:
-    # The two settings have deltas of their own.
     population = {"privacy__population_size": 6000, "privacy__hypothetical_population": True}
 
-    def record_of(name: str, **values: list[float]) -> dict[str, Any]:
-        grid = {f"privacy.{key}": value for key, value in values.items()}
-        path = sweep_file(
-            row_changes=NO_NONCE | population, grid=grid | {"privacy.epsilon": [None]}
-        )
+    def record_of(name: str, row: dict[str, Any], values: list[float]) -> dict[str, Any]:
+        grid = {"privacy.noise_multiplier": values, "privacy.epsilon": [None]}
+        path = sweep_file(row_changes=NO_NONCE | row, grid=grid)
         return drawn_trials(load_sweep(path), tmp_path / name)[1]
 
-    record = record_of("all", noise_multiplier=[4.0, 1.0, 2.0])
+    record = record_of("all", population, [4.0, 1.0, 2.0])
     assert len(record["plans"]) == 3
-    alone = record_of("one", noise_multiplier=[1.0])
-    assert record["delta"]["simulated"] < record["delta"]["actual"]
+    alone = record_of("one", population, [1.0])
     for side in ("simulated", "actual"):
         assert record["delta"][side] == record["plans"][0][side]["delta"]
         assert record["epsilon"][side] == pytest.approx(alone["epsilon"][side], rel=0.01)
         assert record["epsilon"][side] >= alone["epsilon"][side]
+    # Each setting has a delta of its own; the population is nothing to the actual one.
+    assert record["delta"]["simulated"] < record["delta"]["actual"]
+    assert record_of("own", {}, [1.0])["epsilon"]["actual"] == alone["epsilon"]["actual"]
 
 
 def test_noise_of_each_round_alone_has_a_price_at_several_numbers_of_rounds(
