@@ -133,6 +133,12 @@ def is_same(one: Tensor, other: Tensor) -> bool:
     return bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
+def view_like(parameter: Tensor, vector: Tensor) -> Tensor:
+    """The part of a flat vector, of shape (P,), that lies as one of ``slices`` does in its own."""
+    start = vector.storage_offset() + parameter.storage_offset()
+    return vector.as_strided(parameter.shape, parameter.stride(), start)
+
+
 def clip_each(gradients: Sequence[Gradient], bound: float) -> tuple[Gradient, ...]:
     """Scale each gradient, dense, sparse or a product, whose L2 norm exceeds a bound down to it.
 

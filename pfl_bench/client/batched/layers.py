@@ -8,7 +8,7 @@ replaced.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any, cast
@@ -204,37 +204,29 @@ def flatten(layer: nn.Flatten, inputs: Tensor) -> Tensor:
     return inputs.flatten(layer.start_dim, layer.end_dim)
 
 
-def _scaled_by_channel(inputs: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    """Scale and shift channels, axis 1, by each slot's own; both of shape (L, C)."""
-    if weight is None:
-        return inputs
-    per_slot = inputs.shape[0] // weight.shape[0]
-    shape = (inputs.shape[0], -1, *[1] * (inputs.ndim - 2))
-    outputs = inputs * weight.repeat_interleave(per_slot, 0).view(shape)
-    return outputs if bias is None else outputs + bias.repeat_interleave(per_slot, 0).view(shape)
+def _scaled(outputs: Tensor, layer: Any, context: StepContext, shape: Sequence[int]) -> Tensor:
+    """Scale and shift outputs by each slot's own weight and bias, of a shape that fits theirs."""
+    per_slot = len(outputs) // context.count
+    for operation, parameter in ((torch.mul, layer.weight), (torch.add, layer.bias)):
+        if parameter is not None:
+            values = context.of(parameter).repeat_interleave(per_slot, 0)
+            outputs = operation(outputs, values.view(len(outputs), *shape))
+    return outputs
 
 
 def _group_norm(layer: nn.GroupNorm, context: StepContext) -> LayerForward:
     def forward(inputs: Tensor) -> Tensor:
-        weight = context.of(layer.weight) if layer.affine else None
-        bias = context.of(layer.bias) if layer.affine else None
         normal = functional.group_norm(inputs, layer.num_groups, None, None, layer.eps)
-        return _scaled_by_channel(normal, weight, bias)
+        return _scaled(normal, layer, context, (-1, *[1] * (inputs.ndim - 2)))
 
     return forward
 
 
 def _layer_norm(layer: nn.LayerNorm, context: StepContext) -> LayerForward:
     def forward(inputs: Tensor) -> Tensor:
-        outputs = functional.layer_norm(inputs, layer.normalized_shape, None, None, layer.eps)
-        per_slot = inputs.shape[0] // context.count
+        normal = functional.layer_norm(inputs, layer.normalized_shape, None, None, layer.eps)
         between = inputs.ndim - 1 - len(layer.normalized_shape)
-        shape = (inputs.shape[0], *[1] * between, *layer.normalized_shape)
-        for operation, parameter in ((torch.mul, layer.weight), (torch.add, layer.bias)):
-            if parameter is not None:
-                values = context.of(parameter).repeat_interleave(per_slot, 0)
-                outputs = operation(outputs, values.view(shape))
-        return outputs
+        return _scaled(normal, layer, context, (*[1] * between, *layer.normalized_shape))
 
     return forward
 

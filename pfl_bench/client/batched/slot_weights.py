@@ -3,21 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from pfl_bench.client.flat_model import FlatModel
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Place of a parameter in a flat vector."""
-
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
+from pfl_bench.client.flat_model import FlatModel, view_like
 
 
 class SlotWeights:
@@ -29,9 +19,7 @@ class SlotWeights:
     def __init__(self, model: FlatModel, slots: int) -> None:
         self.slots = slots
         self._index = {id(parameter): at for at, parameter in enumerate(model.parameters)}
-        self._places = [
-            _Place(tuple(p.shape), tuple(p.stride()), int(p.storage_offset())) for p in model.slices
-        ]
+        self._slices = model.slices
         self._storage = [_storage(parameter, slots) for parameter in model.slices]
         self._leaves: dict[int, list[Tensor]] = {}
 
@@ -51,8 +39,7 @@ class SlotWeights:
 
     def views(self, vector: Tensor) -> list[Tensor]:
         """The parameters in a flat vector, of shape (P,) and contiguous, as its views."""
-        start = vector.storage_offset()
-        return [vector.as_strided(p.shape, p.stride, start + p.offset) for p in self._places]
+        return [view_like(parameter, vector) for parameter in self._slices]
 
     def load(self, slot: int, central: Sequence[Tensor]) -> None:
         """Reset a slot to central parameters, given as ``views``."""

@@ -13,7 +13,13 @@ from torch import Tensor
 
 from pfl_bench.client.batches import local_batches, num_used
 from pfl_bench.client.factored_gradients import FactoredGradient, FactoredGradients
-from pfl_bench.client.flat_model import FlatModel, clip_each, descend, global_clip_factor
+from pfl_bench.client.flat_model import (
+    FlatModel,
+    clip_each,
+    descend,
+    global_clip_factor,
+    view_like,
+)
 from pfl_bench.client.forward import Forward
 from pfl_bench.client.prefetch import read_users
 from pfl_bench.client.step_terms import add_to_momentum_, apply_proximal_and_decay_
@@ -160,15 +166,10 @@ class SequentialEngine:
         add_to_momentum_(velocity, model.vector, central, local, self._update)
         if correction is not None and not local.corrects_beside_momentum:
             velocity.add_(correction)
-        descend([_like(weight, velocity) for weight in weights], gradients, -1.0, factor)
+        descend([view_like(weight, velocity) for weight in weights], gradients, -1.0, factor)
         model.vector.add_(velocity, alpha=-rate)
         if correction is not None and local.corrects_beside_momentum:
             model.vector.add_(correction, alpha=-rate)
-
-
-def _like(weight: Tensor, vector: Tensor) -> Tensor:
-    """The part of another flat vector that lies as a weight does in its own."""
-    return vector.as_strided(weight.shape, weight.stride(), weight.storage_offset())
 
 
 build = SequentialEngine
