@@ -26,7 +26,7 @@ from privacy.accountants.self_composition import self_composed
 from privacy.accountants.truncation import truncated_pld, untruncated
 from privacy.accountants.without_replacement import replaced_pld
 from privacy.amplification import Composition
-from privacy.errors import PlanError, PrivacyError
+from privacy.errors import PlanError, PrivacyError, check_count
 from privacy.sampling_scheme import SamplingScheme, scheme_names, scheme_type
 
 Accountant = Literal["rdp", "pld", "prv"]
@@ -89,10 +89,7 @@ def check_composition(composition: Composition, accountant: str) -> None:
         raise PrivacyError(f"the accountant is {accountant!r}, but must be one of {ACCOUNTANTS}")
     for event, _ in composition.parts:
         _check_event(event, composition.adjacency, accountant)
-    if composition.count < 0 or composition.count != int(composition.count):
-        raise PrivacyError(
-            f"rounds is {composition.count!r}, but must be a whole number, at least 0"
-        )
+    check_count("rounds", composition.count, least=0)
 
 
 def _check_event(event: Any, adjacency: str, accountant: str) -> None:

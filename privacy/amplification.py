@@ -11,12 +11,11 @@ a claim about another algorithm. Both therefore take the same ``Participation``.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from privacy.errors import PrivacyError
+from privacy.errors import check_count, check_noise_multiplier
 from privacy.sampling_scheme import Participation as Participation
 from privacy.sampling_scheme import check_size
 
@@ -50,13 +49,9 @@ MechanismComposition = Callable[[Participation, float, int], Composition]
 
 def check_composition_numbers(noise_multiplier: float, rounds: int) -> None:
     """Check a noise multiplier, finite and at least 0, and whole rounds, at least 0."""
-    if not (math.isfinite(noise_multiplier) and noise_multiplier >= 0):
-        raise PrivacyError(
-            f"noise_multiplier is {noise_multiplier!r}, but must be finite and at least 0"
-        )
+    check_noise_multiplier(noise_multiplier)
     check_size("rounds", rounds)
-    if rounds < 0 or rounds != int(rounds):
-        raise PrivacyError(f"rounds is {rounds!r}, but must be a whole number, at least 0")
+    check_count("rounds", rounds, least=0)
 
 
 def sampled_gaussian(

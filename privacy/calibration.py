@@ -12,7 +12,7 @@ import math
 
 from privacy.accountant import LARGEST_EPSILON, check_accountant, check_delta, compose_epsilon
 from privacy.amplification import MechanismComposition, Participation, sampled_gaussian
-from privacy.errors import PrivacyError
+from privacy.errors import PrivacyError, check_count
 from privacy.sampling_scheme import check_size
 from privacy.search import PRV_OFFSET, last_within, search_in_stages, smallest_noise
 
@@ -62,8 +62,7 @@ def calibrate_noise_multiplier(
     """
     _check(epsilon, delta, participation, accountant, composition)
     check_size("rounds", rounds)
-    if rounds < 1 or rounds != int(rounds):
-        raise PrivacyError(f"rounds is {rounds!r}, but must be a whole number, at least 1")
+    check_count("rounds", rounds)
     near = epsilon
     if accountant == "prv" and epsilon > 2 * PRV_OFFSET:
         near -= PRV_OFFSET
@@ -100,8 +99,7 @@ def max_rounds(
     z is the standard deviation of the noise in multiples of clip_norm, at least 0.
     """
     _check(epsilon, delta, participation, accountant, composition)
-    if limit < 1 or limit != int(limit):
-        raise PrivacyError(f"limit is {limit!r}, but must be a whole number, at least 1")
+    check_count("limit", limit)
 
     def search(name: str, coarseness: float, guess: int) -> int:
         def epsilon_of(rounds: int) -> float:

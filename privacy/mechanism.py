@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, overload, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from privacy.errors import PlanError, PrivacyError
+from privacy.errors import PlanError, PrivacyError, check_noise_multiplier
 
 # Elements of noise that are drawn at once.
 _PIECE = 1 << 16
@@ -55,10 +55,7 @@ class NoiseScale:
     separation: int = 1
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier >= 0):
-            raise PrivacyError(
-                f"noise_multiplier is {self.noise_multiplier!r}, but must be finite and at least 0"
-            )
+        check_noise_multiplier(self.noise_multiplier)
         for name, value in (
             ("cohort_size", self.cohort_size),
             ("noise_cohort_size", self.noise_cohort_size),

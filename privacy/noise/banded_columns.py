@@ -16,8 +16,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from privacy.errors import PrivacyError
-from privacy.noise.factorization import check_count, optimized_coefficients
+from privacy.errors import PrivacyError, check_count
+from privacy.noise.factorization import optimized_coefficients
 
 # Dense matrices of so many rows are solved in seconds.
 LARGEST_ROUNDS = 2048

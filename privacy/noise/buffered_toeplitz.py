@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privacy.description import Buffers
-from privacy.noise.factorization import check_count, squared_sensitivities
+from privacy.errors import check_count
+from privacy.noise.factorization import squared_sensitivities
 
 # Of the logits that are optimized: so that machines whose last bits differ find one strategy.
 _DECIMALS = 3

@@ -33,12 +33,11 @@ L-BFGS).
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from privacy.errors import PrivacyError
+from privacy.errors import PrivacyError, check_count
 
 # Columns of more elements are convolved by FFT, which is exact to 1e-15 of the largest sum.
 _LONG = 1024
@@ -227,9 +226,3 @@ def _check_nonnegative(coefficients: NDArray[np.float64]) -> None:
             "a coefficient of the strategy is negative, for which the aligned pattern need not be "
             "the worst case; use coefficients of at least 0"
         )
-
-
-def check_count(name: str, value: Any) -> None:
-    """Check that a number is a whole one, at least 1."""
-    if value < 1 or value != int(value):
-        raise PrivacyError(f"{name} is {value!r}, but must be a whole number, at least 1")

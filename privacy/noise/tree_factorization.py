@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from privacy.noise.factorization import check_count
+from privacy.errors import check_count
 
 # 2^40 rounds are more than any run has.
 _LEVELS = 40

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from privacy.errors import PlanError, PrivacyError
+from privacy.errors import PlanError, PrivacyError, check_count
 
 if TYPE_CHECKING:
     from privacy.mechanism import Mechanism
@@ -33,8 +33,7 @@ def check_sizes(request: PlanRequest) -> None:
     if request.noise_cohort_size is not None:
         counts["noise_cohort_size"] = request.noise_cohort_size
     for name, count in counts.items():
-        if count != int(count) or count < 1:
-            raise PrivacyError(f"{name} is {count!r}, but must be a whole number, at least 1")
+        check_count(name, count)
     if request.scheme.takes_everybody and request.cohort_size != request.num_users:
         raise PlanError(
             f"under full participation every one of the {request.num_users} users is in the "

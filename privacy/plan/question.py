@@ -5,7 +5,6 @@ Guarantee: none of its own; a question that the accounting cannot answer is refu
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 from privacy.accountant import check_accountant, check_delta
 from privacy.amplification import MechanismComposition, Participation
 from privacy.calibration import check_epsilon, default_delta, epsilon_of_rounds
-from privacy.errors import PrivacyError
+from privacy.errors import PrivacyError, check_count, check_noise_multiplier
 from privacy.sampling_scheme import SamplingScheme, scheme_named
 
 UNKNOWNS = ("epsilon", "noise_multiplier", "rounds", "cohort_size", "population_size")
@@ -95,15 +94,15 @@ class Question:
             )
         if self.epsilon is not None:
             check_epsilon(self.epsilon)
-        noise, population = self.noise_multiplier, self.population_size
-        if noise is not None and not (math.isfinite(noise) and noise >= 0.0):
-            raise PrivacyError(f"noise_multiplier is {noise!r}, but must be finite and at least 0")
+        if self.noise_multiplier is not None:
+            check_noise_multiplier(self.noise_multiplier)
         counts = {name: getattr(self, name) for name in UNKNOWNS[2:]}
         counts["separation"] = self.scheme.min_separation
         counts["max_participations"] = self.scheme.max_participations
         for name, count in counts.items():
-            if count is not None and (count < 1 or count != int(count)):
-                raise PrivacyError(f"{name} is {count!r}, but must be a whole number, at least 1")
+            if count is not None:
+                check_count(name, count)
+        population = self.population_size
         if population is not None and population > LARGEST_POPULATION:
             raise PrivacyError(
                 f"population_size is {population}, but at most {LARGEST_POPULATION:.0e} is searched"
