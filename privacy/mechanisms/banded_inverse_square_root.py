@@ -22,17 +22,14 @@ Source: Kalinin, McKenna, Upadhyay, Lampert 2025, "Back to square roots"; Kalini
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Annotated
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field
 
 from privacy.description import Inverse
 from privacy.mechanism import NoiseScale, NormalSource
-from privacy.noise.clipped_sum import ClipOptions
-from privacy.noise.correlated_noise import CHUNK, check_bands, check_length
+from privacy.noise.correlated_noise import CHUNK, BandedOptions, check_bands, check_length
 from privacy.noise.toeplitz_noise import TOEPLITZ, ToeplitzSum, check_planned
 
 DESCRIPTION = TOEPLITZ
@@ -46,15 +43,13 @@ def inverse_square_root(bands: int, rounds: int) -> Inverse:
     return Inverse(tuple((raw * norm).tolist()))
 
 
-class Options(ClipOptions):
+class Options(BandedOptions):
     """Settings of the banded inverse square root.
 
     Attributes:
         clip_norm: L2 bound of a user's update, the same in every round.
         bands: Draws that a round's noise is made of; 1 is independent noise.
     """
-
-    bands: Annotated[int, Field(ge=1)]
 
 
 class BandedInverseSquareRoot(ToeplitzSum):

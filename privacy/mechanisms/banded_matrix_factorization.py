@@ -40,18 +40,17 @@ theorem 2.1 (adaptivity).
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from functools import cached_property
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
 from privacy.amplification import Participation
 from privacy.description import FRESH, Description
 from privacy.errors import PlanError
 from privacy.mechanism import NoiseScale
-from privacy.noise.clipped_sum import ClipOptions
-from privacy.noise.correlated_noise import BandedSum, pattern_squared_sensitivity
+from privacy.noise.correlated_noise import BandedOptions, BandedSum, pattern_squared_sensitivity
 from privacy.noise.factorization import (
     noise_coefficients,
     optimized_coefficients,
@@ -64,7 +63,7 @@ from privacy.noise.toeplitz_noise import TOEPLITZ
 DESCRIPTION = TOEPLITZ
 
 
-class Options(ClipOptions):
+class Options(BandedOptions):
     """Settings of banded matrix factorisation.
 
     Attributes:
@@ -75,7 +74,6 @@ class Options(ClipOptions):
             rounds, "square_root" for the banded square root, which needs to know no rounds.
     """
 
-    bands: Annotated[int, Field(ge=1)]
     strategy: Literal["square_root", "optimized"] = "optimized"
 
 
@@ -88,19 +86,16 @@ class BandedMatrixFactorization(BandedSum):
     name = "banded_matrix_factorization"
 
     def __init__(self, options: Options, noise: NoiseScale) -> None:
-        super().__init__(options, options.bands, noise)
+        super().__init__(options, noise)
         self._is_optimized = options.strategy == "optimized"
 
-    @property
-    def coefficients(self) -> NDArray[np.float64]:
-        """Shape (bands,), float64: of C. Found when first needed, not when built.
+    @cached_property
+    def strategy(self) -> NDArray[np.float64]:
+        """Shape (bands,), float64: coefficients of C. Found when first needed, not when built.
 
         Raises:
             PlanError: They are to be optimized for rounds that nobody has planned.
         """
-        return self._found()
-
-    def _find_strategy(self) -> NDArray[np.float64]:
         rounds = self._noise.num_rounds
         if not self._is_optimized:
             return square_root_coefficients(self._bands)
@@ -118,16 +113,16 @@ class BandedMatrixFactorization(BandedSum):
             return replace(DESCRIPTION, strategy=FRESH)
         if self._is_optimized and not self._noise.num_rounds:
             return DESCRIPTION
-        return replace(DESCRIPTION, strategy=tuple(self.coefficients.tolist()))
+        return replace(DESCRIPTION, strategy=tuple(self.strategy.tolist()))
 
     def _squared_sensitivity(self, participation: Participation, rounds: int) -> float:
-        return pattern_squared_sensitivity(lambda: self.coefficients, participation, rounds)
+        return pattern_squared_sensitivity(lambda: self.strategy, participation, rounds)
 
     def _noise_profile(self, rounds: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        return toeplitz_profile(noise_coefficients(self.coefficients, rounds))
+        return toeplitz_profile(noise_coefficients(self.strategy, rounds))
 
     def _weights(self) -> list[float]:
-        weights: list[float] = self.coefficients.tolist()
+        weights: list[float] = self.strategy.tolist()
         return weights
 
     def _saved_strategy(self) -> dict[str, Any]:

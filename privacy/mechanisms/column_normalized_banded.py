@@ -28,26 +28,24 @@ Source: Choquette-Choo et al. 2023 (arXiv 2306.08153), algorithm 1, theorems 2, 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Any
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field
 
 from privacy.amplification import Participation
 from privacy.description import FRESH, Columns, Description
 from privacy.errors import PlanError
-from privacy.mechanism import NoiseScale
 from privacy.noise.banded_columns import noise_profile, optimized_columns
-from privacy.noise.clipped_sum import ClipOptions
-from privacy.noise.correlated_noise import BandedSum
+from privacy.noise.correlated_noise import BandedOptions, BandedSum
 from privacy.noise.toeplitz_noise import TOEPLITZ, check_planned
 
 DESCRIPTION = TOEPLITZ
 
 
-class Options(ClipOptions):
+class Options(BandedOptions):
     """Settings of the banded factorisation with columns of their own.
 
     Attributes:
@@ -55,8 +53,6 @@ class Options(ClipOptions):
         bands: Rounds that a draw of noise is spread over, at most the separation of a user's
             rounds; 1 is the Gaussian mechanism.
     """
-
-    bands: Annotated[int, Field(ge=1)]
 
 
 class ColumnNormalizedBanded(BandedSum):
@@ -67,20 +63,14 @@ class ColumnNormalizedBanded(BandedSum):
 
     name = "column_normalized_banded"
 
-    def __init__(self, options: Options, noise: NoiseScale) -> None:
-        super().__init__(options, options.bands, noise)
-
-    @property
-    def columns(self) -> NDArray[np.float64]:
-        """Shape (T, bands), float64: of C. Found when first needed, not when built.
+    @cached_property
+    def strategy(self) -> NDArray[np.float64]:
+        """Shape (T, bands), float64: columns of C. Found when first needed, not when built.
 
         Raises:
             PlanError: No rounds are planned.
             PrivacyError: There are too many.
         """
-        return self._found()
-
-    def _find_strategy(self) -> NDArray[np.float64]:
         return optimized_columns(check_planned(self.name, self._noise), self._bands)
 
     @property
@@ -102,14 +92,14 @@ class ColumnNormalizedBanded(BandedSum):
         return float(participation.most_participations(rounds))
 
     def _noise_profile(self, rounds: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        return noise_profile(self.columns)
+        return noise_profile(self.strategy)
 
     def _weights(self) -> list[float]:
-        row, columns = self._rounds, self.columns
+        row, columns = self._rounds, self.strategy
         return [float(columns[row - lag, lag]) for lag in range(min(row + 1, self._bands))]
 
     def _saved_strategy(self) -> dict[str, Any]:
-        return {"columns": torch.from_numpy(self.columns.copy())}
+        return {"columns": torch.from_numpy(self.strategy.copy())}
 
 
 build = ColumnNormalizedBanded

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import cached_property
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import Field
 from torch import Tensor
 
 from privacy.aggregate import Aggregate
@@ -237,32 +239,32 @@ class CorrelatedSum(ClippedSum):
         self._rounds, self._profile = rounds, None
 
 
+class BandedOptions(ClipOptions):
+    """Options of the mechanisms that spread a draw of noise over some rounds."""
+
+    bands: Annotated[int, Field(ge=1)]
+
+
 class BandedSum(CorrelatedSum):
     """Base of those whose strategy C is a banded matrix.
 
-    A subclass gives ``_find_strategy`` and ``_weights`` too. More bands than planned rounds are
-    refused. The noise of the last ``bands - 1`` rounds is kept, the latest first.
+    A subclass gives ``strategy`` and ``_weights`` too. More bands than planned rounds are refused.
+    The noise of the last ``bands - 1`` rounds is kept, the latest first.
     """
 
-    def __init__(self, options: ClipOptions, bands: int, noise: NoiseScale) -> None:
-        check_bands(bands, noise)
+    def __init__(self, options: BandedOptions, noise: NoiseScale) -> None:
+        check_bands(options.bands, noise)
         super().__init__(options, noise)
-        self._bands = bands
-        self._strategy: NDArray[np.float64] | None = None
+        self._bands = options.bands
 
-    def _find_strategy(self) -> NDArray[np.float64]:
-        """The elements of C that are not 0, float64."""
+    @cached_property
+    def strategy(self) -> NDArray[np.float64]:
+        """The elements of C that are not 0, float64: found when first needed, not when built."""
         raise NotImplementedError
 
     def _weights(self) -> list[float]:
         """The coming round's row of C, from the diagonal back."""
         raise NotImplementedError
-
-    def _found(self) -> NDArray[np.float64]:
-        """The elements of C, found when they are first needed, and not when it is built."""
-        if self._strategy is None:
-            self._strategy = self._find_strategy()
-        return self._strategy
 
     def composition(
         self, participation: Participation, noise_multiplier: float, rounds: int
@@ -302,8 +304,8 @@ class BandedSum(CorrelatedSum):
     def _take_strategy(self, saved: Any) -> bool:
         """Go on with the saved C: another machine may have found other last bits."""
         taken = np.asarray(saved, dtype=np.float64)
-        own = self._found()
+        own = self.strategy
         if taken.shape != own.shape or not np.allclose(taken, own, rtol=0, atol=SAME_COEFFICIENTS):
             return False
-        self._strategy = taken
+        self.strategy = taken
         return True

@@ -155,7 +155,7 @@ def privunit_short_update_sends_nothing(patch: Patch) -> None:
      changes=BANDED)  # fmt: skip
 def banded_begins_with_one(patch: Patch) -> None:
     def smaller(real: Any) -> Any:
-        return lambda self, rng, length: real(self, rng, length) * float(self.coefficients[0])
+        return lambda self, rng, length: real(self, rng, length) * float(self.strategy[0])
 
     wrap(patch, BandedMatrixFactorization, "_next_noise", smaller)
 
@@ -164,10 +164,10 @@ def banded_begins_with_one(patch: Patch) -> None:
 def banded_sign_turned(patch: Patch) -> None:
     def turned(real: Any) -> Any:
         def correlated(self: Any, draws: Any) -> Any:
-            strategy = self.coefficients
-            self._strategy = strategy * np.where(np.arange(len(strategy)), -1.0, 1.0)
+            strategy = self.strategy
+            self.strategy = strategy * np.where(np.arange(len(strategy)), -1.0, 1.0)
             result = real(self, draws)
-            self._strategy = strategy
+            self.strategy = strategy
             return result
 
         return correlated

@@ -124,9 +124,9 @@ def test_the_noise_is_the_factorisations(name: str) -> None:
     mechanism = make(name)
     first = mechanism.description.column(ROUNDS)
     if isinstance(mechanism, columns.ColumnNormalizedBanded):
-        strategy = matrix_of(mechanism.columns)
+        strategy = matrix_of(mechanism.strategy)
         assert np.allclose(matrix @ strategy, np.eye(ROUNDS), atol=1e-5)
-        assert np.allclose(errors, column_prefix_errors(mechanism.columns), atol=1e-4)
+        assert np.allclose(errors, column_prefix_errors(mechanism.strategy), atol=1e-4)
         assert np.linalg.norm(strategy, axis=0) == pytest.approx(1.0)
     elif first is not None:
         strategy = np.zeros((ROUNDS, ROUNDS))
@@ -261,7 +261,7 @@ def test_a_resumed_run_goes_on_with_the_strategy_that_was_saved() -> None:
     saved = [value * (1.0 - 5e-7) for value in state["coefficients"]]
     before = mechanism.release(aggregate, np.random.default_rng(0))
     mechanism.load_state_dict({**state, "coefficients": saved})
-    assert mechanism.coefficients.tolist() == saved
+    assert mechanism.strategy.tolist() == saved
     after = mechanism.release(aggregate, np.random.default_rng(0))
     assert after.update_noise_stddev > before.update_noise_stddev
     # Not so far from its own that the settings would have to be others.
