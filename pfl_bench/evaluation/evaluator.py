@@ -93,10 +93,7 @@ class Evaluator:
         """
         if self._group.size > 1:
             self._group.broadcast(Evaluate(tuple(splits)), self._model.vector)
-        # A model may write to its weights as it reads them (an embedding's max_norm): they would
-        # tell a selected model's reader which examples were evaluated.
-        with self._model.kept():
-            own = self.measure(splits, 0, self._group.size)
+        own = self.measure(splits, 0, self._group.size)
         others = [self._group.receive(rank)[0] for rank in range(1, self._group.size)]
         scalars: dict[str, float] = {}
         tables = {}
@@ -111,14 +108,14 @@ class Evaluator:
         """Metrics of clients' own models; afterwards the model is in memory as it was."""
         if self._beside is None:
             return {}
-        self._beside.begin()
         scalars: dict[str, float] = {}
-        for name in splits:
-            split, size = self._task.split(name), self._options.batch_size
-            found = measure(self._forward, split, self._metrics(), size, personal=self._beside)
-            named = found.result(split, is_personal=True)
-            scalars |= {_personal(key): value for key, value in named.items()}
-        self._beside.end()
+        with self._model.kept():
+            self._beside.begin()
+            for name in splits:
+                split, size = self._task.split(name), self._options.batch_size
+                found = measure(self._forward, split, self._metrics(), size, personal=self._beside)
+                named = found.result(split, is_personal=True)
+                scalars |= {_personal(key): value for key, value in named.items()}
         return scalars
 
     def measure(self, splits: Sequence[str], rank: int, size: int) -> list[tuple[Measured, Strata]]:
@@ -127,24 +124,25 @@ class Evaluator:
         Gives what was accumulated of each split, and what tells its examples apart.
         """
         result = []
-        if self._adaptation is not None:
-            self._adaptation.begin()
-        for name in splits:
-            strata = self._strata()
-            measured = measure(
-                self._forward,
-                self._task.split(name),
-                self._metrics(),
-                self._options.batch_size,
-                self._options.data_workers,
-                strata,
-                self._personal,
-                (rank, size),
-                examples_at_once(self._task.facts.input_shape, self._forward.device),
-            )
-            result.append((measured, strata))
-        if self._adaptation is not None:
-            self._adaptation.end()
+        # A model may write to its weights as it reads them (an embedding's max_norm): they would
+        # tell a selected model's reader which examples were evaluated.
+        with self._model.kept():
+            if self._adaptation is not None:
+                self._adaptation.begin()
+            for name in splits:
+                strata = self._strata()
+                measured = measure(
+                    self._forward,
+                    self._task.split(name),
+                    self._metrics(),
+                    self._options.batch_size,
+                    self._options.data_workers,
+                    strata,
+                    self._personal,
+                    (rank, size),
+                    examples_at_once(self._task.facts.input_shape, self._forward.device),
+                )
+                result.append((measured, strata))
         return result
 
     def _strata(self) -> Strata:

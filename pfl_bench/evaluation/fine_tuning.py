@@ -16,13 +16,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pfl_bench.client.batches import Batch
 from pfl_bench.client.flat_model import FlatModel, descend
 from pfl_bench.client.forward import Forward
 from pfl_bench.config.sections import AdaptationOptions
 from pfl_bench.rng import Purpose, seed_torch, stream
 from pfl_bench.types import FederatedSplit
 
-Batch = tuple[Tensor, Tensor, Tensor | None]
 # So that 0.57 of 100 examples are 57, although the product is a little less.
 _ROUNDING = 1e-9
 
@@ -52,12 +52,6 @@ class FineTuning:
         """Take the model as it is now for the start of every client."""
         self._start = self._model.vector.clone()
         self._buffers = self._model.buffers()
-
-    def end(self) -> None:
-        """Put the start back: training goes on as if nobody had adapted the model."""
-        if self._start is not None:
-            self._reset(self._start)
-        self._start = None
 
     def personalise(self, split: FederatedSplit, user: int) -> NDArray[np.int64]:
         """Fine-tune the model for a user; gives ascending positions of the user's other examples.

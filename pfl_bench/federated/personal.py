@@ -77,10 +77,6 @@ class KeptModels(PersonalizedModels):
         """See ``OwnModels``."""
         self._central = self._model.vector.clone()
 
-    def end(self) -> None:
-        """See ``OwnModels``."""
-        self._model.vector.copy_(self._central)
-
     def _put_model(self, place: int) -> None:
         kept = self._algorithm.own_model(place)
         self._model.vector.copy_(self._central if kept is None else kept)

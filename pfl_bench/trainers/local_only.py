@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import repeat
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,15 +20,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pfl_bench.client.batches import local_batches
 from pfl_bench.client.forward import Forward
 from pfl_bench.client.precision import new_loss_sum
-from pfl_bench.evaluation.fine_tuning import Batch, take_steps
+from pfl_bench.evaluation.fine_tuning import take_steps
 from pfl_bench.evaluation.personalized_clients import PersonalizedModels
 from pfl_bench.evaluation.splits import measured_names
 from pfl_bench.federated.parts import RunParts
 from pfl_bench.metrics import build_metrics
 from pfl_bench.rng import Purpose, seed_torch, stream
-from pfl_bench.types import ConfigError, Examples, ExpectedWork, Task, Trainer
+from pfl_bench.types import ConfigError, Examples, ExpectedWork, LocalTraining, Task, Trainer
 
 # Chosen models that fit into so much are kept; larger ones are trained again when wanted.
 MAX_KEPT_BYTES = 64 * 2**20
@@ -197,22 +197,15 @@ class LocalTrainer(PersonalizedModels, Trainer):
 
     def _epochs(self, client: _Client, rate: float, count: int) -> Iterator[tuple[int, int]]:
         """Train from the start; after each epoch give its number and steps."""
-        model, forward, size = self._model, self._forward, self._options.batch_size
+        model, forward, own = self._model, self._forward, client.train
+        local = LocalTraining(epochs=1, batch_size=self._options.batch_size, learning_rate=rate)
         model.vector.copy_(self._initial)
         model.load_buffers(self._buffers)
         rng = stream(self._seed, Purpose.LOCAL_TRAINING, 0, client.user)
         seed_torch(self._seed, Purpose.LOCAL_TRAINING, model.device, 0, client.user)
-        inputs, targets = client.train.inputs, client.train.targets
         for epoch in range(1, count + 1):
             model.module.train()
-            order = torch.from_numpy(rng.permutation(len(inputs))).to(model.device)
-            draws = forward.draw(len(inputs), rng)
-            batches: Iterator[Batch] = zip(
-                torch.split(inputs[order], size),
-                torch.split(targets[order], size),
-                repeat(None) if draws is None else torch.split(draws.to(model.device), size),
-                strict=False,  # ``repeat`` has no end
-            )
+            batches = local_batches(own, local, forward, rng, model.device)
             yield epoch, take_steps(model, forward, batches, rate)
 
     def _put_model(self, place: int) -> None:

@@ -61,6 +61,3 @@ class OwnModels(PersonalModels, Protocol):
 
     def begin(self) -> None:
         """Take the model as it is now for that of clients who have none of their own."""
-
-    def end(self) -> None:
-        """Put it back."""

@@ -162,18 +162,18 @@ def test_the_end_puts_everything_back_dropout_and_statistics_too() -> None:
     tuning = FineTuning(build_forward(config, task, model), model, options, 1)
     split = task.split("val")
     user = int(np.diff(split.offsets).argmax())
-    tuning.begin()
-    tuning.personalise(split, user)
-    moved, statistics = model.vector.clone(), model.buffers()
-    assert not torch.equal(statistics["1.running_mean"], buffers["1.running_mean"])
-    assert not module.training
-    tuning.personalise(split, user)
-    assert torch.equal(moved, model.vector)
-    tuning.end()
-    assert torch.equal(model.vector, before)
-    assert all(torch.equal(model.buffers()[name], buffers[name]) for name in buffers)
     with pytest.raises(RuntimeError, match="begin"):
         tuning.personalise(split, user)
+    with model.kept():
+        tuning.begin()
+        tuning.personalise(split, user)
+        moved, statistics = model.vector.clone(), model.buffers()
+        assert not torch.equal(statistics["1.running_mean"], buffers["1.running_mean"])
+        assert not module.training
+        tuning.personalise(split, user)
+        assert torch.equal(moved, model.vector)
+    assert torch.equal(model.vector, before)
+    assert all(torch.equal(model.buffers()[name], buffers[name]) for name in buffers)
 
 
 def test_adapting_while_training_does_not_change_training_and_helps(tmp_path: Path) -> None:

@@ -144,14 +144,14 @@ def test_evaluation_leaves_the_central_model_in_memory() -> None:
     kept, model = KeptModels(parts, lambda text: None), parts.model
     central = model.vector.clone()
     parts.algorithm.keep(0, central + 1)
-    kept.begin()
-    kept.personalise(parts.split, 0)
-    assert torch.equal(model.vector, central + 1)
-    # This client has no model of its own.
-    kept.personalise(parts.split, 1)
-    assert torch.equal(model.vector, central)
-    kept.personalise(parts.split, 0)
-    kept.end()
+    with model.kept():
+        kept.begin()
+        kept.personalise(parts.split, 0)
+        assert torch.equal(model.vector, central + 1)
+        # This client has no model of its own.
+        kept.personalise(parts.split, 1)
+        assert torch.equal(model.vector, central)
+        kept.personalise(parts.split, 0)
     assert torch.equal(model.vector, central)
 
 
