@@ -19,8 +19,10 @@ from collections.abc import Sequence
 from functools import lru_cache, reduce
 from typing import Any, Literal, get_args
 
+import numpy as np
+
 from privacy.accountants.poisson import rounds_pld
-from privacy.accountants.prv import numpy_errstate, prv_epsilon
+from privacy.accountants.prv import prv_epsilon
 from privacy.accountants.renyi import renyi_epsilon
 from privacy.accountants.self_composition import self_composed
 from privacy.accountants.truncation import truncated_pld, untruncated
@@ -52,14 +54,6 @@ _ADJACENCIES = {
     "fixed-size sampled gaussian": ("replace-one",),
     "randomized response": ("replace-one",),
 }
-
-# The accountant of dp-accounting (0.6.0) does not know the first, has a looser bound of the second,
-# and composes the third once, whatever the count.
-_NOT_OF_DP_PLD = (
-    "fixed-size sampled gaussian",
-    "truncated sampled gaussian",
-    "randomized response",
-)
 
 LARGEST_EPSILON = 1e6
 
@@ -310,14 +304,16 @@ def _pld_epsilon(
 
     interval = min(max(_pld_interval(rough_epsilon) * coarseness, _least_interval(parts)), 700.0)
     kinds = {_kind_of(event)[0] for event, _ in parts}
-    with numpy_errstate():
+    with np.errstate(divide="ignore", over="ignore"):  # infinities can be taken
         if kinds <= {"gaussian", "sampled gaussian"}:
             # dp-accounting's accountant begins with the identity, which decides the last bits.
             losses = [privacy_loss_distribution.identity(value_discretization_interval=interval)]
             for event, count in parts:
                 rate = getattr(event, "sampling_probability", None)
                 losses.append(rounds_pld(_noise_of(event), rate, count, interval))
-        elif kinds.isdisjoint(_NOT_OF_DP_PLD):
+        # Of the others, that of dp-accounting (0.6.0) does not know fixed sizes, has a looser bound
+        # of truncated samples, and composes randomized response once, whatever the count.
+        elif kinds <= {"gaussian", "sampled gaussian", "laplace", "sampled laplace"}:
             accountant = pld.PLDAccountant(value_discretization_interval=interval)
             for event, count in parts:
                 accountant.compose(event, count)

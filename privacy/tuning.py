@@ -30,7 +30,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
 
 from privacy.accountant import LARGEST_EPSILON, check_composition, check_delta, has_no_noise
 from privacy.accountants.renyi import renyi_epsilon, renyi_of
@@ -38,10 +41,6 @@ from privacy.amplification import Composition, MechanismComposition, Participati
 from privacy.calibration import calibrate_noise_multiplier, check_epsilon
 from privacy.errors import PlanError, PrivacyError
 from privacy.search import smallest_noise
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 Distribution = Literal["poisson", "geometric", "truncated_negative_binomial"]
 DISTRIBUTIONS: tuple[str, ...] = get_args(Distribution)
@@ -222,7 +221,6 @@ def selection_epsilon(plans: Sequence[Composition], trials: Trials, delta: float
 
 
 def _epsilon(plans: Sequence[Composition], trials: Trials, delta: float) -> float:
-    import numpy as np
     from dp_accounting import rdp
 
     parts = [[(event, int(count)) for event, count in plan.parts if count] for plan in plans]
@@ -250,7 +248,6 @@ def selected_divergences(
 
     Source: the module's paper, theorems 2 and 6.
     """
-    import numpy as np
     from dp_accounting.rdp.rdp_privacy_accountant import compute_delta
 
     base = divergences + math.log(trials.mean) / (orders - 1.0)
@@ -269,8 +266,6 @@ def selected_divergences(
 
 def _monotone(orders: NDArray[np.float64], bounds: NDArray[np.float64]) -> NDArray[np.float64]:
     """Tighten bounds: divergences grow with their order, so one holds at each order below it."""
-    import numpy as np
-
     tight, descending = bounds.copy(), np.argsort(orders)[::-1]
     tight[descending] = np.minimum.accumulate(bounds[descending])
     return tight

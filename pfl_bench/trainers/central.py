@@ -234,7 +234,7 @@ class CentralTrainer(Trainer):
         if plan.max_steps is not None and last_step > plan.max_steps:
             raise BudgetExceededError(
                 f"epoch {epoch} would end at step {last_step}; the budget epsilon = "
-                f"{plan.epsilon:g} is spent after step {plan.max_steps}"
+                f"{plan.request.budget.epsilon:g} is spent after step {plan.max_steps}"
             )
 
     def _shuffled(self, rng: np.random.Generator) -> Iterator[NDArray[np.int64]]:

@@ -68,8 +68,8 @@ class PrivateSteps:
             raise _unfit(error) from error
         self._optimizer = _clipping_optimizer(
             optimizer,
-            noise_multiplier=plan.noise_multiplier,
-            max_grad_norm=plan.clip_norm,
+            noise_multiplier=plan.setting.noise_multiplier,
+            max_grad_norm=plan.request.clip_norm,
             expected_batch_size=options.batch_size,
             loss_reduction="mean",
             generator=self.generator,

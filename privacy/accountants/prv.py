@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+
 from privacy.errors import PlanError
 
 # PRV: its upper bound lies this much above its estimate ...
@@ -64,7 +66,7 @@ def prv_epsilon(
     accountant.history = history
     try:
         # At rate 1 Opacus takes log(1 - 1) = -inf as the least privacy loss, as it should.
-        with _without_order_warning(), numpy_errstate():
+        with _without_order_warning(), np.errstate(divide="ignore", over="ignore"):
             # At a large delta Opacus' bound is negative.
             return max(0.0, float(accountant.get_epsilon(delta - margin, eps_error=error)))
     except (ValueError, RuntimeError) as error_of_opacus:
@@ -120,13 +122,4 @@ def _without_order_warning() -> Iterator[None]:
     """Keep back one warning of Opacus' RDP, whose bound only sizes PRV's grid and may be loose."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Optimal order is the", category=UserWarning)
-        yield
-
-
-@contextmanager
-def numpy_errstate() -> Iterator[None]:
-    """Let infinities pass that the numerical accountants make and can take."""
-    import numpy as np
-
-    with np.errstate(divide="ignore", over="ignore"):
         yield

@@ -10,11 +10,10 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+import numpy as np
+from numpy.typing import NDArray
 
 # Error of one round's divergence: twice the largest that was measured, at sampling rates up to 0.9.
 _ROUNDING = 2e-15
@@ -96,7 +95,6 @@ def renyi_of(
     A divergence that rounding may have made of a larger one, or brought below 0, is raised to the
     error of its rounds. dp-accounting would say epsilon 0 there, whatever delta is.
     """
-    import numpy as np
     from dp_accounting import dp_event
     from dp_accounting.privacy_accountant import NeighboringRelation
 

@@ -84,21 +84,6 @@ class ExampleLevelPlan:
     setting: Setting
     max_steps: int | None
 
-    @property
-    def epsilon(self) -> float | None:
-        """The budget; None for none."""
-        return self.request.budget.epsilon
-
-    @property
-    def clip_norm(self) -> float:
-        """L2 bound of an example's gradient."""
-        return self.request.clip_norm
-
-    @property
-    def noise_multiplier(self) -> float:
-        """Standard deviation of the noise in multiples of clip_norm."""
-        return self.setting.noise_multiplier
-
     def ledger_constants(self, data_checksum: str) -> dict[str, Any]:
         """Constants of every line of the run's ledger, JSON-serialisable."""
         event = self.setting.to_json_dict()
@@ -112,13 +97,13 @@ class ExampleLevelPlan:
             "adjacency": self.setting.adjacency,
             "simulated": event,
             "actual": event,
-            "clip_norm": self.clip_norm,
+            "clip_norm": self.request.clip_norm,
             "data": data_checksum,
             "plugins": dict(self.request.plugins),
         }
         if self.request.statistics is not None:
             statistics = asdict(self.request.statistics)
-            options = {"clip_norm": self.clip_norm, "statistics": statistics}
+            options = {"clip_norm": self.request.clip_norm, "statistics": statistics}
             constants["mechanism_options"] = options
         return constants
 
@@ -137,7 +122,7 @@ class ExampleLevelPlan:
         epsilons are equal.
         """
         accounted, statistics = self.setting.accounted(steps_done), self.request.statistics
-        clip: dict[str, float | str] = {"kind": "per_example", "clip_norm": self.clip_norm}
+        clip: dict[str, float | str] = {"kind": "per_example", "clip_norm": self.request.clip_norm}
         if statistics is not None:
             clip |= {
                 "statistics_noise_multiplier": statistics.noise_multiplier,
@@ -153,12 +138,12 @@ class ExampleLevelPlan:
             num_parameters=self.request.num_parameters,
             clip=clip,
             mechanism_description=DP_SGD,
-            noise_multiplier=self.noise_multiplier,
-            update_noise_multiplier=self.noise_multiplier,
+            noise_multiplier=self.setting.noise_multiplier,
+            update_noise_multiplier=self.setting.noise_multiplier,
             count_noise_stddev=None,
             simulated=accounted,
             actual=accounted,
-            budget_epsilon=self.epsilon,
+            budget_epsilon=self.request.budget.epsilon,
             notes=(
                 *sampling_notes(self.setting, self._as_poisson(steps_done)),
                 *example_level_notes(self.setting, self.request.nonce, self.request.selected_by),

@@ -64,13 +64,7 @@ class BufferedAggregation(Aggregation):
         else:
             self.rounds_left_out += 1
             mean_update = torch.zeros_like(aggregate.total, dtype=torch.float32)
-        return Release(
-            mean_update=mean_update,
-            clip_norm=None,
-            update_noise_stddev=0.0,
-            count_noise_stddev=None,
-            noisy_fraction_unclipped=None,
-        )
+        return Release(mean_update, clip_norm=None, update_noise_stddev=0.0)
 
 
 def chunks(updates: Sequence[Tensor]) -> Iterator[tuple[slice, Tensor]]:
