@@ -121,7 +121,7 @@ def test_statistics_are_composed_with_the_steps_and_before_them() -> None:
     budget = {"epsilon": 2.0, "noise_multiplier": None}
     calibrated = plan(**budget, statistics=statistics, clip_norm=0.5)
     assert 1.99 < calibrated.statement(3000).actual.epsilon <= 2.0
-    assert calibrated.noise_multiplier > plan(**budget).noise_multiplier
+    assert calibrated.setting.noise_multiplier > plan(**budget).setting.noise_multiplier
     constants = calibrated.ledger_constants("sha256:0")["mechanism_options"]
     claimed = {"noise_multiplier": 8.0, "mean_clip_norm": 1.0, "square_clip_norm": 0.1}
     assert json_equal(constants, {"clip_norm": 0.5, "statistics": claimed})
