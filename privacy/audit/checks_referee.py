@@ -24,6 +24,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache, partial
 
+from privacy.accountant import LARGEST_EPSILON
 from privacy.audit import referee, referee_renyi
 from privacy.audit.check import Finding, check
 from privacy.audit.checks_accounting import composed
@@ -81,6 +82,8 @@ def check_referee(evidence: Evidence, inputs: AuditInputs, label: str) -> Findin
         least, most = _allowed(described, bounds, delta, own)
     except PrivacyError as error:
         raise SkippedError(f"{beyond}: {error}") from None
+    # Accountants state infinity in the place of a larger one.
+    most = math.inf if most > LARGEST_EPSILON else most
     why = f"what {own} comes to when it is computed anew"
     if least <= bounds.lower:
         why = "which is the least that is true"
@@ -97,7 +100,7 @@ def check_referee(evidence: Evidence, inputs: AuditInputs, label: str) -> Findin
         f", by a second implementation; {epsilon:.6g} is stated by {own}{described.note}",
         lower=bounds.lower,
         upper=json_epsilon(bounds.upper),
-        most=most,
+        most=json_epsilon(most),
     )
 
 
@@ -132,7 +135,7 @@ def bounds_of(described: Described, delta: float, near: float) -> Bounds:
         # A replaced user moves the sum by two bounds.
         moved = 2.0 if kind == "fixed-size gaussian" else 1.0
         epsilon = epsilon_of_mu(math.sqrt(count * (moved / noise) ** 2 + apart), delta)
-        return Bounds(epsilon, epsilon)
+        return Bounds(epsilon, epsilon if epsilon < LARGEST_EPSILON else math.inf)
     if kind == "fixed-size gaussian":
         # The pair of data sets where all others send the opposite of what the user sends.
         losses = referee.sampled_gaussian_losses(rate, noise / 2.0, count, delta)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from privacy.accountant import compose_epsilon
 from privacy.audit import check as check_module
 from privacy.audit.auditor import _observed_checks, audit
 from privacy.audit.check import NUM_STATISTICAL, Check
@@ -23,6 +24,7 @@ from privacy.audit.checks_accounting import (
     check_delta,
     check_epsilon,
     check_population,
+    composed,
 )
 from privacy.audit.checks_clipping import check_clip_path
 from privacy.audit.checks_cohorts import check_participation
@@ -605,6 +607,26 @@ def test_an_epsilon_of_other_noise_is_found_by_the_second_accountant() -> None:
     assert check_referee(read(lines), inputs, "simulated").outcome == "failed"
     inputs.statement["simulated"]["epsilon"] = "inf"
     assert check_referee(read(lines), inputs, "simulated").outcome == "passed"
+
+
+@pytest.mark.parametrize(
+    ("noise", "accountant"),
+    [(1e-5, "pld"), (1e-5, "prv"), (1e-5, "rdp"), (3e-3, "pld"), (3e-3, "rdp")],
+)
+def test_an_epsilon_beyond_what_accountants_state_is_infinite(
+    noise: float, accountant: str
+) -> None:
+    run = replace(QUICK, scheme="full", cohort=300, noise_cohort=300)
+    lines = make_lines(run)
+    edit(0, actual__noise_multiplier=noise)(lines)
+    inputs = read_inputs(run, lines)
+    inputs.statement["accountant"] = accountant  # type: ignore[index]
+    side = inputs.statement["actual"]
+    part, _ = composed(read(lines), inputs, "actual")
+    side["epsilon"] = compose_epsilon([part], side["delta"], accountant)
+    assert check_referee(read(lines), inputs, "actual").outcome != "failed", side["epsilon"]
+    side["epsilon"] = 100.0
+    assert check_referee(read(lines), inputs, "actual").outcome != "passed"
 
 
 def test_a_budget_is_checked() -> None:
