@@ -25,7 +25,7 @@ def rdp_epsilon(
 
     ``is_whole``: of whole orders alone.
 
-    Source: Canonne, Kamath, Steinke 2020, proposition 12.
+    Source: Canonne, Kamath, Steinke 2020, proposition 12; Bretagnolle, Huber 1979 (the distance).
     """
     orders = [1.0 + tenth / 10.0 for tenth in range(1, 100)]
     orders += [*map(float, range(11, 64)), 128.0, 256.0, 512.0, 1024.0]
@@ -33,7 +33,11 @@ def rdp_epsilon(
     for order in orders:
         if is_whole and not order.is_integer():
             continue
-        value = divergence(order) + math.log1p(-1.0 / order)
+        value = divergence(order)
+        # Of two laws whose distance is at most delta, epsilon is 0.
+        if -math.expm1(-value) < delta**2:
+            return 0.0
+        value += math.log1p(-1.0 / order)
         best = min(best, value - math.log(delta * order) / (order - 1.0))
     return max(0.0, best)
 
