@@ -17,7 +17,7 @@ from pfl_bench.config.schema import RunConfig
 from pfl_bench.config.views import Figure, LoadedView, ViewRow, check_measured
 from pfl_bench.files import write_json
 from pfl_bench.report.canvas import Picture
-from pfl_bench.report.costs import bytes_text, flops_text, price_of
+from pfl_bench.report.costs import bytes_text, clock_table, flops_text, price_of, total_of
 from pfl_bench.report.figures import DrawnFigure, draw_figures
 from pfl_bench.report.page import write_page, write_report
 from pfl_bench.report.pictures import Box, box_keys, box_of, draw_boxes
@@ -324,9 +324,10 @@ def test_a_damaged_strata_file_is_named(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_amounts_are_written_with_prefixes() -> None:
-    assert [bytes_text(v) for v in (0, 999, 26_414_840, 1e30)] == [
+    assert [bytes_text(v) for v in (0, 999, 1000, 26_414_840, 1e30)] == [
         "0 B",
         "999 B",
+        "1 kB",
         "26.4 MB",
         "1000000000 ZB",
     ]
@@ -344,6 +345,30 @@ def test_a_price_is_averaged_over_the_seeds_that_reached_the_value(tmp_path: Pat
     assert (price.num_reached, price.num_runs, price.steps) == (2, 3, 2.0)
     assert price.flops == 2e10
     assert price_of(runs, "test/accuracy", 0.8) is None
+
+
+def test_costs_and_simulated_clocks_are_means_over_the_seeds(tmp_path: Path) -> None:
+    runs = []
+    for seed, (rounds, hours) in enumerate([(2, 1.0), (6, 2.0), (0, 0.0)]):
+        folder = write_run(tmp_path / str(seed), "row", seed=seed, reached=1)
+        tree = json.loads((folder / "summary.json").read_text())
+        tree["rounds"] = rounds
+        tree["systems"] |= {"simulated_seconds": hours * 3600, "lost": 10 * seed, "stragglers": 4}
+        tree["systems"]["flops"] = 1e10 * (seed + 1)
+        tree["budgets"][0]["simulated_seconds"] = [1.0, 2.0, 9.0][seed]
+        write_json(folder / "summary.json", tree)
+        runs.append(read_run(folder))
+    total, price, clocks = (
+        total_of(runs),
+        price_of(runs, "test/accuracy", 0.75),
+        clock_table({"r": runs}),
+    )
+    assert total is not None
+    assert price is not None
+    assert clocks is not None
+    assert (total["flops"], price.seconds) == (2e10, 4.0)
+    # A run of no round says nothing of a round.
+    assert clocks.rows == (("r", "1.5", "1350", "5", "4"),)
 
 
 def test_a_box_needs_all_its_numbers(tmp_path: Path) -> None:
