@@ -172,16 +172,19 @@ def _truncated_bounds(described: Described, delta: float, near: float) -> Bounds
 
 @lru_cache(maxsize=256)
 def _rdp(described: Described, delta: float, is_whole: bool = False) -> float:
-    noise, rate = described.noise, described.rate
+    noise, rate, kind = described.noise, described.rate, described.kind
+    if kind == "fixed-size gaussian" and rate == 1.0:
+        # Nobody is left out: a Gaussian, of which a replaced user moves the sum by two bounds.
+        kind, noise = "gaussian", noise / 2.0
     divergences: dict[str, Callable[[float], float]] = {
         "gaussian": lambda order: 0.5 * order / noise**2,
         "sampled gaussian": partial(referee_renyi.sampled_gaussian_divergence, rate, noise),
         "fixed-size gaussian": partial(referee_renyi.fixed_size_divergence, rate, noise),
         "laplace": partial(referee_renyi.laplace_divergence, noise),
     }
-    if described.kind not in divergences:
+    if kind not in divergences:
         return math.inf
-    divergence = divergences[described.kind]
+    divergence = divergences[kind]
     apart = math.fsum(other**-2.0 for other in described.beside)
     return referee_renyi.rdp_epsilon(
         lambda order: described.count * divergence(order) + 0.5 * order * apart, delta, is_whole

@@ -629,6 +629,21 @@ def test_extreme_noise_has_the_epsilon_that_accountants_state(
     assert check_referee(read(lines), inputs, "actual").outcome != "passed"
 
 
+def test_a_fixed_cohort_of_everybody_is_not_amplified() -> None:
+    run = replace(QUICK, scheme="fixed_size", cohort=300, noise_cohort=300)
+    lines = make_lines(run)
+    inputs = read_inputs(run, lines)
+    side = inputs.statement["actual"]
+    part, _ = composed(read(lines), inputs, "actual")
+    for accountant in ("rdp", "pld"):
+        inputs.statement["accountant"] = accountant  # type: ignore[index]
+        side["epsilon"] = compose_epsilon([part], side["delta"], accountant)
+        for factor, outcome in ((0.9, "failed"), (1.0, "passed"), (1.1, "failed")):
+            stated = {**side, "epsilon": factor * side["epsilon"]}
+            held = replace(inputs, statement={**inputs.statement, "actual": stated})
+            assert check_referee(read(lines), held, "actual").outcome == outcome, factor
+
+
 def test_a_budget_is_checked() -> None:
     run = QUICK
     lines = make_lines(run)
