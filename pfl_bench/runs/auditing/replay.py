@@ -19,6 +19,7 @@ from privacy.audit.inputs import DrawUsers, Replay, as_number
 from privacy.description import Tree
 from privacy.errors import PrivacyError
 from privacy.mechanism import NoiseScale, ReplayedNoise, ReplaysNoise, RoundStreams
+from privacy.mechanisms.column_normalized_banded import ColumnNormalizedBanded
 from privacy.recording.central_record import COORDINATES
 from privacy.reference.cohort import SCHEMES, draw
 from privacy.reference.correlated import Correlated
@@ -189,7 +190,9 @@ class _Noise:
         kind = MECHANISMS[self._setting.name]
         if kind is Correlated and not self.is_correlated:
             kind = Gaussian  # of one band
-        strategy = getattr(self._mechanism, "columns", self._setting.strategy)
+        strategy = self._setting.strategy
+        if isinstance(self._mechanism, ColumnNormalizedBanded):
+            strategy = self._mechanism.strategy
         return kind(replace(self._setting, length=length, strategy=strategy))
 
     def _clients(self, number: int, num_canaries: int) -> list[int]:
