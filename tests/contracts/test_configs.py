@@ -28,6 +28,7 @@ from pfl_bench.config.sweeps import load_sweep
 from pfl_bench.config.views import check_measured, load_view
 from pfl_bench.files import read_json
 from pfl_bench.runs import preparing
+from pfl_bench.runs.audit import audit_run
 from pfl_bench.runs.preparing import prepare
 from pfl_bench.runs.published import compare
 from pfl_bench.runs.runner import run
@@ -222,6 +223,14 @@ def has_bands(resolved: ResolvedConfig) -> bool:
     return privacy is not None and "bands" in privacy["mechanism"]
 
 
+def has_largest_delta(resolved: ResolvedConfig) -> bool:
+    """Whether a row has the delta that one user published at random would satisfy."""
+    privacy = resolved.config.privacy
+    if privacy is None or privacy.delta is None or not isinstance(privacy.population_size, int):
+        return False
+    return privacy.delta == 1.0 / privacy.population_size
+
+
 @pytest.mark.parametrize(
     "row", [row for row in ROWS if row not in RUN_BY_VIEWS.values()], ids=name_of
 )
@@ -237,6 +246,10 @@ def test_a_row_runs_one_round_or_is_built_up_to_it(
     measure_once(monkeypatch, resolved)
     if row in kinds():
         check_summary(row, resolved, run(resolved, out))
+        if resolved.config.is_private:
+            audit = audit_run(out, recompute="none")
+            failed = {c.name: c.evidence for c in audit.checks if c.outcome == "failed"}
+            assert set(failed) <= ({"delta"} if has_largest_delta(resolved) else set()), failed
         return
     build_once(monkeypatch, resolved)
     with ExitStack() as stack:
