@@ -106,13 +106,12 @@ def check_referee(evidence: Evidence, inputs: AuditInputs, label: str) -> Findin
 
 def _allowed(described: Described, bounds: Bounds, delta: float, own: str) -> tuple[float, float]:
     """The least and the most that may be stated."""
-    by_rdp = _rdp(described, delta)
     tight = bounds.upper * (1.0 + _OF_PLD) + _PLD_FLOOR
-    if own == "prv":
-        tight += _OF_PRV * by_rdp if math.isfinite(by_rdp) else 0.0
-    if own == "rdp" and math.isfinite(by_rdp):
-        least = max(bounds.lower, by_rdp * (1.0 - _OF_RDP))
-        return least, _rdp(described, delta, is_whole=True) * (1.0 + _OF_RDP)
+    if own in ("rdp", "prv") and math.isfinite(by_rdp := _rdp(described, delta)):
+        if own == "rdp":
+            least = max(bounds.lower, by_rdp * (1.0 - _OF_RDP))
+            return least, _rdp(described, delta, is_whole=True) * (1.0 + _OF_RDP)
+        tight += _OF_PRV * by_rdp
     if own == "pld" and described.count * _DELTA_A_ROUND > delta:
         # Its own rounding takes so much of delta that it gives the bound by rdp.
         tight = max(tight, _rdp(described, delta, is_whole=True) * (1.0 + _OF_RDP))

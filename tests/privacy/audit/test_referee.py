@@ -155,6 +155,14 @@ def test_divergences_are_those_of_the_accountant_rdp() -> None:
     assert own == pytest.approx(claimed, rel=1e-6)
 
 
+@pytest.mark.parametrize("order", [2.0, 63.0, 1024.0])
+def test_whole_orders_need_no_points_however_little_noise_there_is(order: float) -> None:
+    assert sampled_gaussian_divergence(1.0, 1e-3, order) == pytest.approx(order / 2e-6, rel=1e-12)
+    # All but the largest term vanish: q^a e^(a (a - 1) / 2 z^2).
+    expected = (order * math.log(0.01) + order * (order - 1.0) / 2e-6) / (order - 1.0)
+    assert sampled_gaussian_divergence(0.01, 1e-3, order) == pytest.approx(expected, rel=1e-12)
+
+
 def test_randomized_responses_are_composed_exactly() -> None:
     # One response: pure epsilon, or what delta leaves of it.
     truth = 1.0 / (1.0 + math.exp(-1.5))
