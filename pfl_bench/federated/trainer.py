@@ -240,7 +240,8 @@ class FederatedTrainer(Trainer):
         None stands for anything: what a user's plug-in keeps is its own.
         """
         vector = parts.model.vector
-        noise = [vector] * parts.options.num_rounds  # at most
+        # At most: one a round, or the buffers, all from the first round on. Mechanisms know.
+        noise = [vector] * max(8, parts.options.num_rounds)
         private = PrivateRounds(plan, parts.resolved, 0, vector, Path()).state_dict()
         clients = {key: _state_form(part) for key, part in parts.changing(participants).items()}
         if participants.selector is not None:

@@ -61,14 +61,16 @@ def prv_epsilon(
         else:
             history.append((event.event.noise_multiplier, event.sampling_probability, rounds))
     error = min(max(_PRV_EPSILON_ERROR, _PRV_RELATIVE_ERROR * rdp_epsilon), _PRV_LARGEST_ERROR)
-    _check_prv_grid(history, delta, error)
     accountant = PRVAccountant()
     accountant.history = history
     try:
+        _check_prv_grid(history, delta, error)
         # At rate 1 Opacus takes log(1 - 1) = -inf as the least privacy loss, as it should.
         with _without_order_warning(), np.errstate(divide="ignore", over="ignore"):
             # At a large delta Opacus' bound is negative.
             return max(0.0, float(accountant.get_epsilon(delta - margin, eps_error=error)))
+    except PlanError:
+        raise
     except (ValueError, RuntimeError) as error_of_opacus:
         raise PlanError(
             f"the accountant prv cannot compute this epsilon ({_in_words(history)}, delta "

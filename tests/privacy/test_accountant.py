@@ -240,6 +240,13 @@ def test_prv_says_when_an_epsilon_is_beyond_it() -> None:
     assert epsilon(1e-4, 1000, cohort=100, accountant="prv") == math.inf
 
 
+def test_much_noise_is_accounted_or_refused() -> None:
+    assert epsilon(1e8, 1000, cohort=100, accountant="pld") == 0.0
+    assert epsilon(1e8, 1000, cohort=100, accountant="rdp") == 0.0
+    with pytest.raises(PlanError, match="accountant pld or rdp"):
+        epsilon(1e8, 1000, cohort=100, accountant="prv")
+
+
 @pytest.mark.parametrize("error", [ValueError, RuntimeError])
 def test_an_error_of_opacus_is_a_refusal(
     error: type[Exception], monkeypatch: pytest.MonkeyPatch

@@ -150,6 +150,13 @@ def test_more_vectors_of_noise_than_rounds_have_are_named(
     assert "is not 2 finite float32 vectors" in text
 
 
+def test_one_round_may_leave_more_buffers_than_rounds(tmp_path: Path) -> None:
+    mechanism = {"name": "buffered_toeplitz", "clip_norm": 0.5, "buffers": 4}
+    changes = {"privacy__mechanism": mechanism, "federated__num_rounds": 1}
+    run(make_config("private_federated", **CHANGES["private_federated"] | changes), tmp_path / "r")
+    assert foreign(tmp_path / "r") == ()
+
+
 def test_a_tensor_that_is_a_part_of_what_the_file_has_is_named(
     finished: dict[str, Path], tmp_path: Path
 ) -> None:
