@@ -1,6 +1,7 @@
 """Does the audit fail sound runs? Small private runs of settings that are drawn, and their audits.
 
-    python -m tests.sabotage.sound_runs OUTCOMES.jsonl [--count 200] [--seed 0] [--diverging]
+    python -m tests.sabotage.sound_runs OUTCOMES.jsonl [--count 200] [--seed 0]
+        [--diverging | --extreme]
 
 Each run is of real code on the digits, with a mechanism, sampling scheme, engine, algorithm,
 central optimizer, number of workers, precision, accountant and seed that are drawn, and in one of
@@ -72,6 +73,18 @@ _OPTIMIZERS: tuple[dict[str, Any], ...] = (
 )
 _NETWORKS = ("lenet", "small_cnn", "opacus_cnn", "tfp_cnn", "tramer_cnn")
 _NUM_USERS = 60
+# What no sensible run has: one to three of these come beside what is drawn, with ``--extreme``.
+_EXTREMES: dict[str, tuple[Any, ...]] = {
+    "privacy__noise_multiplier": (1e-6, 1e-3, 0.01, 0.05, 50.0, 1e4),
+    "privacy__delta": (1e-30, 1e-12, 0.9 / _NUM_USERS),
+    "clip_norm": (1e-8, 1e-3, 30.0, 1e3, 1e8),
+    "seed": (0, (1 << 31) - 1),
+    "central__learning_rate": (1e-8, 5.0, 1e4),
+    "federated__num_rounds": (1, 2),
+    "federated__cohort_size": (1, 2, _NUM_USERS - 1),
+    "federated__local_learning_rate": (1e-8, 5.0, 100.0, 1e4),
+    "federated__central_learning_rate": (1e-6, 10.0, 1e3),
+}
 
 
 def write_digits(path: Path) -> None:
@@ -144,8 +157,27 @@ def drawn(
     return "private_federated", {**changes, **beside}
 
 
+def extremes(rng: np.random.Generator, setting: str, changes: dict[str, Any]) -> dict[str, Any]:
+    """Draw extreme values for a setting's run, in the place of what it has."""
+    other = "federated__" if setting == "central_dp" else "central__"
+    keys = [key for key in _EXTREMES if not key.startswith(other)]
+    found = {}
+    for key in rng.choice(keys, int(rng.integers(1, 4)), replace=False):
+        value = _EXTREMES[key][int(rng.integers(len(_EXTREMES[key])))]
+        if key == "clip_norm":
+            mechanism = changes.get("privacy__mechanism", {"name": "gaussian"})
+            found["privacy__mechanism"] = {**mechanism, "clip_norm": value}
+        else:
+            found[str(key)] = value
+    return found
+
+
 def outcomes(
-    seed: int, found: list[dict[str, Any]], store: Path, diverging: bool = False
+    seed: int,
+    found: list[dict[str, Any]],
+    store: Path,
+    diverging: bool = False,
+    extreme: bool = False,
 ) -> Iterator[dict[str, Any]]:
     """Run and audit sound settings, the mechanisms in turn, without end.
 
@@ -154,6 +186,7 @@ def outcomes(
         found: What earlier ones came to.
         store: Of ``write_digits``.
         diverging: Whether to draw networks at large rates alone.
+        extreme: Whether to put extreme values beside what is drawn.
     """
     draw = found[-1]["draw"] if found else -1
     for number in itertools.count(len(found)):
@@ -163,6 +196,8 @@ def outcomes(
             setting, changes = drawn(rng, MECHANISMS[number % len(MECHANISMS)], store)
             if diverging and not _diverges(changes):
                 continue
+            if extreme:
+                changes |= extremes(rng, setting, changes)
             with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
                 try:
                     run(make_config(setting, **changes), Path(folder) / "run")
@@ -210,6 +245,7 @@ def main() -> None:
     parser.add_argument(
         "--diverging", action="store_true", help="networks at rates of 0.1 and more alone"
     )
+    parser.add_argument("--extreme", action="store_true", help="with values that no row has")
     given = parser.parse_args()
     torch.set_num_threads(1)
     os.environ["PFL_BENCH_CACHE"] = "off"
@@ -219,7 +255,7 @@ def main() -> None:
         store = Path(folder) / "digits.h5"
         write_digits(store)
         left = given.count - len(found)
-        runs = outcomes(given.seed, found[:], store, given.diverging)
+        runs = outcomes(given.seed, found[:], store, given.diverging, given.extreme)
         for one in itertools.islice(runs, left):
             found.append(one)
             with given.outcomes.open("a", encoding="utf-8") as file:
