@@ -33,6 +33,7 @@ from pfl_bench.types import (
     RunFolderError,
     TransformsBatches,
     UserInputError,
+    is_of_user,
 )
 from privacy.audit.errors import SkippedError
 from privacy.audit.inputs import as_number
@@ -210,9 +211,9 @@ class Starts:
         is_own = type(algorithm).central_gradient is not Algorithm.central_gradient
         hooks = (algorithm.correction, send, gradient, trial if is_own else None)
         schedule = algorithm.local_training.schedule
-        is_bundled = type(algorithm).__module__.startswith("pfl_bench.federated.")
         # The row's is computed by the reference, whoever is to follow it.
-        if is_bundled or getattr(schedule, "args", None) == (options.local_schedule,):
+        is_the_rows = getattr(schedule, "args", None) == (options.local_schedule,)
+        if is_the_rows or not is_of_user(type(algorithm)):
             schedule = None
         rule = Rule(options, self.seed, users, self._learner, *hooks, canaries, schedule)
         return rule, state
