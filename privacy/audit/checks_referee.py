@@ -130,10 +130,9 @@ def bounds_of(described: Described, delta: float, near: float) -> Bounds:
     if kind == "answers":
         epsilon = referee.answers_epsilon(noise, count, delta)
         return Bounds(epsilon, epsilon)
-    if kind == "gaussian" or (rate == 1.0 and kind in ("sampled gaussian", "fixed-size gaussian")):
-        # A replaced user moves the sum by two bounds.
-        moved = 2.0 if kind == "fixed-size gaussian" else 1.0
-        epsilon = epsilon_of_mu(math.sqrt(count * (moved / noise) ** 2 + apart), delta)
+    kind, noise = _unsampled(described)
+    if kind == "gaussian":
+        epsilon = epsilon_of_mu(math.sqrt(count * (1.0 / noise) ** 2 + apart), delta)
         return Bounds(epsilon, epsilon if epsilon < LARGEST_EPSILON else math.inf)
     if kind == "fixed-size gaussian":
         # The pair of data sets where all others send the opposite of what the user sends.
@@ -154,6 +153,16 @@ def bounds_of(described: Described, delta: float, near: float) -> Bounds:
     return referee.composed_bounds(losses, count, delta, near)
 
 
+def _unsampled(described: Described) -> tuple[str, float]:
+    """Kind and noise of a round; a plain Gaussian's where everybody is in a cohort."""
+    kind, noise = described.kind, described.noise
+    if described.rate == 1.0 and kind == "sampled gaussian":
+        return "gaussian", noise
+    if described.rate == 1.0 and kind == "fixed-size gaussian":
+        return "gaussian", noise / 2.0  # a replaced user moves the sum by two bounds
+    return kind, noise
+
+
 def _truncated_bounds(described: Described, delta: float, near: float) -> Bounds:
     """Of data sets whose other users send nothing; and of a pair that dominates every round."""
     rate, noise, count = described.rate, described.noise, described.count
@@ -171,10 +180,7 @@ def _truncated_bounds(described: Described, delta: float, near: float) -> Bounds
 
 @lru_cache(maxsize=256)
 def _rdp(described: Described, delta: float, is_whole: bool = False) -> float:
-    noise, rate, kind = described.noise, described.rate, described.kind
-    if kind == "fixed-size gaussian" and rate == 1.0:
-        # Nobody is left out: a Gaussian, of which a replaced user moves the sum by two bounds.
-        kind, noise = "gaussian", noise / 2.0
+    (kind, noise), rate = _unsampled(described), described.rate
     divergences: dict[str, Callable[[float], float]] = {
         "gaussian": lambda order: 0.5 * order / noise**2,
         "sampled gaussian": partial(referee_renyi.sampled_gaussian_divergence, rate, noise),
