@@ -46,6 +46,7 @@ from pfl_bench.types import (
     is_of_user,
 )
 from privacy.mechanism import Mechanism
+from privacy.mechanisms.buffered_toeplitz import MOST_BUFFERS
 from privacy.plan.plan import PrivacyPlan
 from privacy.statement.statement import PrivacyStatement
 
@@ -240,8 +241,8 @@ class FederatedTrainer(Trainer):
         None stands for anything: what a user's plug-in keeps is its own.
         """
         vector = parts.model.vector
-        # At most: one a round, or the buffers, all from the first round on. Mechanisms know.
-        noise = [vector] * max(8, parts.options.num_rounds)
+        # At most; a mechanism knows how many it keeps.
+        noise = [vector] * max(MOST_BUFFERS, parts.options.num_rounds)
         private = PrivateRounds(plan, parts.resolved, 0, vector, Path()).state_dict()
         clients = {key: _state_form(part) for key, part in parts.changing(participants).items()}
         if participants.selector is not None:

@@ -37,6 +37,9 @@ from privacy.noise.toeplitz_noise import TOEPLITZ, ToeplitzSum, check_planned
 
 DESCRIPTION = TOEPLITZ
 
+# All are there from the first round on.
+MOST_BUFFERS = 8
+
 
 class Options(ClipOptions):
     """Settings of buffered linear Toeplitz noise.
@@ -46,7 +49,7 @@ class Options(ClipOptions):
         buffers: Vectors that the noise is made from; more than 4 gain little.
     """
 
-    buffers: Annotated[int, Field(ge=1, le=8)] = 4
+    buffers: Annotated[int, Field(ge=1, le=MOST_BUFFERS)] = 4
 
 
 class BufferedToeplitz(ToeplitzSum):
