@@ -198,15 +198,24 @@ class Launched:
                 return int(path.name)
         raise AssertionError(f"rank {rank} is not there: {self.said()}")
 
-    def kill_after(self, rounds: int, rank: int, metrics: Path) -> int:
-        """Kill a rank by SIGKILL when so many rounds are written; returns its process."""
+    def kill_after(self, rounds: int, rank: int, metrics: Path, unseen: bool = False) -> int:
+        """Kill a rank by SIGKILL when so many rounds are written; returns its process.
+
+        ``unseen`` keeps torchrun from asking the others to end until one has said who was lost.
+        """
         deadline = time.monotonic() + LIMIT
         while not metrics.exists() or metrics.read_bytes().count(b"\n") < rounds:
             assert self.code() is None, self.said()
             assert time.monotonic() < deadline, self.said()
             time.sleep(0.005)
         pid = self.pid_of(rank)
+        if unseen:
+            os.kill(self.process.pid, signal.SIGSTOP)
         os.kill(pid, signal.SIGKILL)
+        if unseen:
+            while " lost rank " not in self.said() and time.monotonic() < deadline:
+                time.sleep(0.005)
+            os.kill(self.process.pid, signal.SIGCONT)
         return pid
 
     def wait(self) -> int:
@@ -277,7 +286,7 @@ def test_a_rank_that_dies_is_named_and_the_run_resumes_or_restarts_to_the_same_b
 ) -> None:
     cut, elastic = (tmp_path / name for name in ("cut", "elastic"))
     first = launch(str(row), "--out", str(cut), cold=True)
-    victim = first.kill_after(6, 1, cut / "metrics.jsonl")
+    victim = first.kill_after(6, 1, cut / "metrics.jsonl", unseen=True)
     assert first.wait() == 1
     said = first.said()
     assert f"rank 1 (process {victim} on " in said
