@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -180,3 +181,20 @@ def set_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
     """Set the learning rate of all parameter groups."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate
+
+
+@dataclass(frozen=True)
+class RateSchedule:
+    """A schedule over ``total`` steps: from a step, from 1, to the fraction of the full rate."""
+
+    options: ScheduleOptions
+    total: int
+
+    @classmethod
+    def of(cls, options: ScheduleOptions, total: int) -> RateSchedule | None:
+        """The schedule that options ask for; None if they ask for the full rate in each step."""
+        return None if options == ScheduleOptions() else cls(options, total)
+
+    def __call__(self, step: int) -> float:
+        """The fraction, as ``rate_factor`` has it."""
+        return rate_factor(self.options, step, self.total)

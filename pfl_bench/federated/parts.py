@@ -15,10 +15,10 @@ from pfl_bench.client.costs import BYTES_PER_PARAMETER
 from pfl_bench.client.flat_model import FlatModel
 from pfl_bench.client.forward import Forward
 from pfl_bench.client.model_checks import check_forgets, check_weights, mixing_layer
-from pfl_bench.client.optimizers import rate_factor
+from pfl_bench.client.optimizers import RateSchedule
 from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.config.schema import RunConfig
-from pfl_bench.config.training import FederatedOptions, ScheduleOptions
+from pfl_bench.config.training import FederatedOptions
 from pfl_bench.data import held_task
 from pfl_bench.federated.aggregation import Aggregation
 from pfl_bench.rng import Purpose, seed_torch
@@ -240,10 +240,8 @@ def build_algorithm(resolved: ResolvedConfig, options: FederatedOptions) -> Algo
         batches_across_epochs=options.local_batches == "across_epochs",
         momentum=options.local_momentum,
         weight_decay=options.local_weight_decay,
+        schedule=RateSchedule.of(options.local_schedule, options.num_rounds),
     )
-    if options.local_schedule != ScheduleOptions():
-        factor = partial(rate_factor, options.local_schedule, total=options.num_rounds)
-        local = replace(local, schedule=factor)
     name = resolved.tree["federated"]["algorithm"]["name"]
     module = plugins.load(plugins.ALGORITHM, name)
     if hasattr(module, "check"):

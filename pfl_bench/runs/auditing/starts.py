@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pfl_bench.client.forward import Forward
+from pfl_bench.client.optimizers import RateSchedule
 from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.config.schema import RunConfig
 from pfl_bench.federated.central_gradient import private_gradient
@@ -210,11 +211,12 @@ class Starts:
         users = parts.split.num_users
         is_own = type(algorithm).central_gradient is not Algorithm.central_gradient
         hooks = (algorithm.correction, send, gradient, trial if is_own else None)
-        schedule = algorithm.local_training.schedule
+        schedule: Callable[[int], float] | None = None
+        given = RateSchedule.of(options.local_schedule, options.num_rounds)
+        local = algorithm.local_training
         # The row's is computed by the reference, whoever is to follow it.
-        is_the_rows = getattr(schedule, "args", None) == (options.local_schedule,)
-        if is_the_rows or not is_of_user(type(algorithm)):
-            schedule = None
+        if is_of_user(type(algorithm)) and local.schedule != given:
+            schedule = local.schedule or (lambda number: 1.0)
         rule = Rule(options, self.seed, users, self._learner, *hooks, canaries, schedule)
         return rule, state
 

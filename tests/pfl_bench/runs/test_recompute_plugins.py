@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from pfl_bench.client import optimizers
 from pfl_bench.config.loading import load_config
 from pfl_bench.data.in_memory import InMemorySplit
-from pfl_bench.federated import parts
 from pfl_bench.federated.algorithms import fedavg
 from pfl_bench.federated.algorithms.fedavg import FedAvg
 from pfl_bench.federated.private_seed import value_of
@@ -99,12 +99,28 @@ def halved(round_index: int) -> float:
     return 0.5**round_index
 
 
-def test_a_local_schedule_of_an_algorithms_own_passes(tmp_path: Path, monkeypatch: Patch) -> None:
+@pytest.mark.parametrize("schedule", [halved, None])
+@pytest.mark.parametrize("decay", ["constant", "cosine"])
+def test_a_local_schedule_of_an_algorithms_own_passes(
+    schedule: Any, decay: str, tmp_path: Path, monkeypatch: Patch
+) -> None:
     def build(options: object, local_training: LocalTraining) -> FedAvg:
-        return Halving(replace(local_training, schedule=halved))
+        return Halving(replace(local_training, schedule=schedule))
 
     monkeypatch.setattr(fedavg, "build", build)
-    assert problems_of(tmp_path / "run") == []
+    changed = {"federated__local_schedule": {"decay": decay}}
+    assert problems_of(tmp_path / "run", **changed) == []
+
+
+@pytest.mark.parametrize("schedule", [halved, None])
+def test_a_bundled_algorithm_with_another_schedule_is_found(
+    schedule: Any, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    def build(options: object, local_training: LocalTraining) -> FedAvg:
+        return FedAvg(replace(local_training, schedule=schedule))
+
+    monkeypatch.setattr(fedavg, "build", build)
+    assert problems_of(tmp_path / "run", federated__local_schedule={"decay": "cosine"})
 
 
 @pytest.mark.parametrize("algorithm", [FedAvg, Halving])
@@ -112,6 +128,6 @@ def test_a_local_rate_that_leaves_the_rows_schedule_is_found(
     algorithm: type[FedAvg], tmp_path: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(fedavg, "build", lambda options, local_training: algorithm(local_training))
-    monkeypatch.setattr(parts, "rate_factor", lambda schedule, index, total: 1.0)
+    monkeypatch.setattr(optimizers, "rate_factor", lambda schedule, index, total: 1.0)
     changed = {"federated__local_schedule": {"decay": "cosine"}}
     assert problems_of(tmp_path / "run", **changed)
