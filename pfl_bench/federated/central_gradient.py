@@ -19,8 +19,11 @@ def write_gradient(algorithm: Algorithm, mean_update: Tensor, out: Tensor) -> No
     shape = out.shape
     # What is not written is found by it; the gradient of the round before would not be.
     out.fill_(math.nan)
+    # Metrics and canaries see the release after the step: an algorithm may write to a copy alone.
+    is_default = type(algorithm).central_gradient is Algorithm.central_gradient
+    given = mean_update if is_default else mean_update.clone()
     # A plug-in is not held to its types.
-    returned: object = algorithm.central_gradient(mean_update, out=out)  # type: ignore[func-returns-value]
+    returned: object = algorithm.central_gradient(given, out=out)  # type: ignore[func-returns-value]
     if returned is not None:
         wrong = (
             f"returns a {type(returned).__name__}, which nothing reads: write the gradient into "

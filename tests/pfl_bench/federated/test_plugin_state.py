@@ -233,6 +233,23 @@ def test_training_that_diverges_is_not_said_to_leave_its_gradient_unwritten() ->
     torch.testing.assert_close(out, -update, equal_nan=True)
 
 
+IN_PLACE = """
+    def central_gradient(self, mean_update, out):
+        out.copy_(mean_update.mul_(-3.0))
+"""
+
+
+def test_what_an_algorithm_makes_of_its_mean_update_is_not_the_release(
+    plant: Plant, tmp_path: Path
+) -> None:
+    plant(plugins.ALGORITHM, "own", HEAD + IN_PLACE)
+    name, canaries = {"name": "own"}, {"kind": "one_run", "count": 20}
+    changes = {"federated__algorithm": name, "privacy__audit": canaries}
+    run(make_config("private_federated", **changes), tmp_path / "run")
+    done = audit_run(tmp_path / "run", 1)
+    assert [check.name for check in done.checks if check.outcome == "failed"] == []
+
+
 def test_an_algorithm_without_local_training_is_refused_with_its_file(
     plant: Plant, tmp_path: Path
 ) -> None:
