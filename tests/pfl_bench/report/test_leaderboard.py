@@ -273,6 +273,24 @@ def test_a_record_of_an_infinite_epsilon_is_shown_from_its_file(tmp_path: Path) 
     assert [cell.text for cell in row if isinstance(cell, Cell)].count("inf") == 2
 
 
+def test_the_cost_of_a_row_is_the_mean_over_its_runs(tmp_path: Path) -> None:
+    """Bytes are those down and up together; a run that does not say its time counts for none."""
+    for seed, (flops, down, up, seconds) in enumerate(
+        [(1e10, 1e6, 5e5, 100.0), (3e10, 3e6, 1.5e6, 110.0), (5e10, 5e6, 2.5e6, None)]
+    ):
+        run = write_run(tmp_path / str(seed), "a", "federated", seed)
+        spent = {"flops": flops, "bytes_down": down, "bytes_up": up}
+        change(run / "summary.json", systems=spent, seconds=seconds)
+    runs = [read_run(path) for path in runs_below(tmp_path)]
+    (board,) = boards(standings(runs))
+    assert board.table.rows[0][9] == Cell("30 GFLOP", 3e10, "4.5 MB moved", "105.0 s a run")
+    for run in runs:
+        spent = {"flops": 2e9, "bytes_down": 0.0, "bytes_up": 0.0}
+        change(run.path / "summary.json", systems=spent, seconds=None)
+    (board,) = boards(standings([read_run(path) for path in runs_below(tmp_path)]))
+    assert board.table.rows[0][9] == Cell("2 GFLOP", 2e9, "nothing moved", "")
+
+
 def test_methods_are_named_in_a_few_words() -> None:
     federated = {
         "algorithm": {"name": "scaffold"},

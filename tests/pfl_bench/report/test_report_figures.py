@@ -347,6 +347,21 @@ def test_a_price_is_averaged_over_the_seeds_that_reached_the_value(tmp_path: Pat
     assert price_of(runs, "test/accuracy", 0.8) is None
 
 
+def test_the_price_of_a_value_that_is_to_fall_has_the_smallest_as_the_best(tmp_path: Path) -> None:
+    reaching = write_run(tmp_path / "0", "row", reached=2, losses=(2.0, 1.0, 1.5))
+    missing = write_run(tmp_path / "1", "row", seed=1, reached=None, losses=(3.0, 1.6, 1.2))
+    for folder in (reaching, missing):
+        tree = json.loads((folder / "summary.json").read_text())
+        tree["budgets"][0] |= {"metric": "train/loss", "target": 1.1}
+        write_json(folder / "summary.json", tree)
+    price = price_of([read_run(reaching), read_run(missing)], "train/loss", 1.1)
+    assert price is not None
+    assert (price.num_reached, price.num_runs, price.steps, price.best) == (1, 2, 2.0, 1.0)
+    price = price_of([read_run(missing)], "train/loss", 1.1)
+    assert price is not None
+    assert (price.num_reached, price.steps, price.flops, price.best) == (0, 3.0, 3e10, 1.2)
+
+
 def test_costs_and_simulated_clocks_are_means_over_the_seeds(tmp_path: Path) -> None:
     runs = []
     for seed, (rounds, hours) in enumerate([(2, 1.0), (6, 2.0), (0, 0.0)]):
