@@ -166,6 +166,9 @@ def _stats(arguments: argparse.Namespace) -> int:
             from pfl_bench.report.statistics.figures import make_folder
 
             make_folder(folder)
+        if arguments.verify:
+            store.verify()
+            say(f"verified: the content has SHA-256 {store.attributes['content_sha256']}")
         statistics = store_statistics(store)
         text = format_statistics(statistics)
         if module is not None:

@@ -45,6 +45,7 @@ def add_data(commands: Commands) -> None:
     add(stats, "file FILE.h5", type=path_text)
     add_overrides(stats, "the task's options")
     add(stats, "--json")
+    add(stats, "--verify", "first read all arrays, and refuse other content than FILE.h5 announces")
     add(stats, "--plots DIR", "also draw them, as PNG files in DIR", type=path_text)
     traces = actions.add_parser("traces", help="devices of clients -> one file that opens fast")
     add(traces, "source", choices=("generated", "fedscale", "csv", "file"))

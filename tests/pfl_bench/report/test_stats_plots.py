@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
@@ -47,6 +48,19 @@ def test_without_plots_nothing_is_written(store, tmp_path, capsys):
     assert "quantity skew" in printed.out
     assert printed.err == ""
     assert list(tmp_path.iterdir()) == [store]
+
+
+def test_other_content_than_the_store_announces_is_exit_2_when_asked(store, capsys):
+    assert main(["data", "stats", str(store), "--verify"]) == 0
+    assert "verified: the content has SHA-256" in capsys.readouterr().err
+    with h5py.File(store, "r+") as file:
+        file["train/targets"][0] = 9 - file["train/targets"][0]
+    assert main(["data", "stats", str(store)]) == 0
+    capsys.readouterr()
+    assert main(["data", "stats", str(store), "--verify"]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert f"{store}: the store is damaged: its content has SHA-256" in printed.err
 
 
 @pytest.mark.parametrize(
