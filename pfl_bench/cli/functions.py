@@ -18,6 +18,7 @@ from pfl_bench.cli.list import rows_listed
 from pfl_bench.cli.main import EXIT_DONE
 from pfl_bench.cli.parsers import build_parser
 from pfl_bench.cli.python_calls import in_python, override_texts, silence
+from pfl_bench.cli.run_result import SweepResult
 from pfl_bench.cli.show import look
 from pfl_bench.config.row_files import locate
 from pfl_bench.config.sweeps import load_sweep
@@ -137,7 +138,7 @@ def leaderboard(
 @in_python()
 def sweep(
     file: str | Path, out: str | Path, *, show_progress: bool = False, **overrides: Any
-) -> list[dict[str, Any]]:
+) -> SweepResult:
     """Run a sweep, as ``pfl-bench sweep`` does; what is finished is not run again.
 
     Args:
@@ -147,10 +148,11 @@ def sweep(
         **overrides: As ``load_row`` takes them, for every run.
 
     Returns:
-        A dict for each run, the best first: "number", the values of the grid by their keys,
-        "value" of the sweep's metric, "index" of the round or epoch that had it, "folder",
-        "epsilon_simulated" and "epsilon_actual" (None without privacy). Of a sweep with a
-        selection these are the trials, and ``OUT/selection.json`` names the one that is released.
+        A list with ``frame``, of a dict for each run, the best first: "number", the values of the
+        grid by their keys, "value" of the sweep's metric, "index" of the round or epoch that had
+        it, "folder", "epsilon_simulated" and "epsilon_actual" (None without privacy). Of a sweep
+        with a selection these are the trials, and ``OUT/selection.json`` names the one that is
+        released.
 
     Raises:
         UserInputError: The sweep is wrong, or a run was refused.
@@ -168,7 +170,7 @@ def sweep(
     if ran.code != EXIT_DONE:
         said = told.getvalue().strip().splitlines()
         raise RunFolderError("\n".join(["sweep: a run failed", *said[-4:]]))
-    return [
+    return SweepResult(
         {
             "number": result.combination.number,
             **result.combination.values,
@@ -179,7 +181,7 @@ def sweep(
             "folder": str(home / result.combination.slug),
         }
         for result in ran.results
-    ]
+    )
 
 
 @in_python()

@@ -207,6 +207,15 @@ class TableResult(list[RunResult]):
         return results_table(rows_of(distinct.values()))
 
 
+class SweepResult(list[dict[str, Any]]):
+    """Runs of a sweep: a list of what each came to, the best first."""
+
+    def frame(self) -> pd.DataFrame:
+        """The same as a table, a row a run; ConfigError if pandas is not installed."""
+        frame: pd.DataFrame = _pandas().DataFrame(self)
+        return frame
+
+
 @in_python()
 def load_run(folder: str | Path) -> RunResult:
     """Read a finished run.

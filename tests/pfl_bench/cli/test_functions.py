@@ -142,6 +142,7 @@ def test_a_sweep_gives_its_runs_the_best_first(tmp_path: Path, capsys: Capture) 
     assert capsys.readouterr() == ("", "")
     assert [one["federated.local_learning_rate"] for one in found] == [0.5, 0.001]
     assert found[0]["value"] > found[1]["value"]
+    assert found.frame().to_dict("records") == found
     assert (Path(found[0]["folder"]) / "summary.json").is_file()
     assert (tmp_path / "out" / "table.md").is_file()
     missing: dict[str, Any] = {"task__name": "femnist", "task__data": str(tmp_path / "no.h5")}
