@@ -91,7 +91,7 @@ def look(row: str, overrides: list[str], estimates: bool) -> Look:
         found.lacking = str(error)
     if found.preview is not None and estimates:
         try:
-            found.estimate = estimate_time(found.resolved)
+            found.estimate = estimate_time(found.resolved, found.preview.cost.steps)
         except (UserInputError, PrivacyError) as error:
             # The row is right; what is not is the smaller run that is measured.
             found.why = str(error)

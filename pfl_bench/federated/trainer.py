@@ -172,10 +172,10 @@ class FederatedTrainer(Trainer):
         return rate
 
     def expected_work(self) -> ExpectedWork:
-        """Of whole cohorts, in which each client has the work of the mean client."""
+        """Of rounds within the budget, with whole cohorts of mean clients."""
         parts, cohort_size = self._parts, self._options.cohort_size
         each = expected_work(np.diff(parts.split.offsets), parts.algorithm.local_training)
-        clients = float(self.total * cohort_size)
+        clients = float(self.last * cohort_size)
         steps, examples = (clients * float(work.mean()) for work in each)
         down, up = clients * parts.download_bytes, clients * parts.upload_bytes
         return ExpectedWork(cohort_size, clients, steps, examples, None, down, up)

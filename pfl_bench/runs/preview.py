@@ -27,7 +27,7 @@ class Cost:
 
     Attributes:
         unit: "round" or "epoch".
-        steps: Number of them.
+        steps: Number of them, within the budget.
         clients: Expected clients of a round; None where training is not federated.
         local_steps: Mean optimizer steps of a client in a round (central training: of an epoch);
             of local models at all rates together; of multi-task training, dual coordinate steps.
@@ -132,13 +132,13 @@ def changed(resolved: ResolvedConfig, overrides: Iterable[str]) -> ResolvedConfi
 def expected_cost(prepared: PreparedRun) -> Cost:
     """Expected cost of the training of a run."""
     trainer, step = prepared.trainer, prepared.step
-    work, total = trainer.expected_work(), trainer.total
+    work, total = trainer.expected_work(), trainer.last
     computed = step.per_step * work.steps + step.per_example * work.examples
     return Cost(
         trainer.unit,
         total,
         None if work.clients is None else max(1, round(work.clients / total)),
-        work.steps / (work.clients or total),
+        work.steps / (work.clients or total or 1),
         computed if work.flops is None else work.flops,
         work.bytes_down,
         work.bytes_up,

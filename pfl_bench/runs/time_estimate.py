@@ -64,8 +64,8 @@ class TimeEstimate:
         return self.training + self.evaluation
 
 
-def estimate_time(resolved: ResolvedConfig) -> TimeEstimate:
-    """Estimate how long a run would take.
+def estimate_time(resolved: ResolvedConfig, rounds: int | None = None) -> TimeEstimate:
+    """Estimate how long so many rounds or epochs of a run would take; None for all of the row.
 
     UserInputError if configuration or data do not fit, privacy.errors.PrivacyError likewise.
     """
@@ -84,7 +84,8 @@ def estimate_time(resolved: ResolvedConfig) -> TimeEstimate:
     alone = [] if resolved.config.federated is None else ["federated.workers=1"]
     with _begun(resolved, alone) as whole:
         work = whole.trainer.expected_work()
-        evaluation = _evaluation_seconds(whole)
+        rounds = whole.trainer.total if rounds is None else rounds
+        evaluation = _evaluation_seconds(whole, rounds)
     most, examples = work.at_once, work.examples
     few = min(wanted, max(1, most // 2))
     counts: tuple[int, ...] = (few, min(2 * few, most))
@@ -112,9 +113,8 @@ def estimate_time(resolved: ResolvedConfig) -> TimeEstimate:
         measured = f"epochs of {drawn} batches"
     elif resolved.config.federated is not None:
         measured += f", engine {resolved.config.federated.engine}"
-    return TimeEstimate(
-        trainer.total * fixed + slope * examples / workers, evaluation, workers, measured
-    )
+    training = rounds * (fixed + slope * examples / workers / trainer.total)
+    return TimeEstimate(training, evaluation, workers, measured)
 
 
 def _one_round(resolved: ResolvedConfig, count: int) -> tuple[float, float]:
@@ -181,13 +181,13 @@ def _begun(
         yield prepared
 
 
-def _evaluation_seconds(prepared: PreparedRun) -> float:
-    """Seconds of all evaluations of a run."""
+def _evaluation_seconds(prepared: PreparedRun, rounds: int) -> float:
+    """Seconds of all evaluations of a run of so many rounds."""
     parts, trainer = prepared.parts, prepared.trainer
     options = parts.resolved.config.evaluation
     trainer.load_central()
     seconds = 0.0
-    during = -(-trainer.total // options.every)
+    during = -(-rounds // options.every)
     for splits, times in ((options.splits, during), (options.final_splits, 1)):
         whole = sum(parts.task.split(name).num_examples for name in splits)
         if not whole:

@@ -192,9 +192,9 @@ class CentralTrainer(Trainer):
         return scalars
 
     def expected_work(self) -> ExpectedWork:
-        """Of whole epochs, each with as many examples as there are."""
+        """Of the epochs within the budget, each with as many examples as there are."""
         steps, examples = self._steps_per_epoch, self._split.num_examples
-        return ExpectedWork(steps, None, float(steps * self.total), float(examples * self.total))
+        return ExpectedWork(steps, None, float(steps * self.last), float(examples * self.last))
 
     def _record(self, epoch: int, lost: int) -> None:
         """Write the epoch's line of the ledger: its steps, what was seen of them, and a digest."""

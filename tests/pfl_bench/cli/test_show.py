@@ -63,6 +63,21 @@ def test_what_is_shown_is_what_the_run_then_claims_and_costs(
     assert told["data_not_prepared"] is None
 
 
+@pytest.mark.parametrize(
+    ("row", "noise", "steps"), [("private_federated", 0.6, 2), ("central_dp", 0.4, 0)]
+)
+def test_a_budget_that_ends_a_run_ends_what_it_costs(
+    row: str, noise: float, steps: int, capsys: Capture
+) -> None:
+    """It may end before the first epoch does."""
+    settings = [f"privacy.noise_multiplier={noise}", "privacy.epsilon=8.0", "evaluation.every=1"]
+    key = "central.num_epochs" if row == "central_dp" else "federated.num_rounds"
+    few, many = (as_json(capsys, f"demo/{row}", *settings, f"{key}={n}") for n in (300, 600))
+    assert few["cost"] == many["cost"]
+    assert few["cost"]["steps"] == steps
+    assert many["estimate"]["total"] < 2.0
+
+
 @pytest.mark.parametrize("row", ["local", "mocha"])
 def test_clients_with_models_of_their_own_are_shown_exactly_what_they_then_cost(
     row: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
