@@ -2,9 +2,10 @@
 
 Guarantee: on a run that does what it claims, the only differences are of rounding, and what they
 may come to is stated. Let R be ``ROUNDING`` of the run's precision times the rounds since the
-parameters were last known bit for bit, n the contributions, S the largest of |sum| and root n times
-the largest contribution, s the noise's standard deviation and e the rounding of the noise, in s, as
-it follows from the release's length. Nothing that a ledger's line states widens what is allowed.
+parameters were last known bit for bit, or to ``KNOWN`` roundings of their norm in all numbers that
+a line has of them, n the contributions, S the largest of |sum| and root n times the largest
+contribution, s the noise's standard deviation and e the rounding of the noise, in s, as it follows
+from the release's length. Nothing that a ledger's line states widens what is allowed.
 
 - The noise, in standard deviations: its head, its sixteen segments, which have every element, its
   sum and sum of squares each within 64 e (times the root of P for the last two). Drift of the
@@ -195,9 +196,13 @@ def _denominator(line: Json) -> float:
     return found if found > 0.0 else math.nan
 
 
-def carry_on(line: Json, made: Round, allowed: Allowed) -> None:
+def carry_on(records: Records, made: Round, sketch: Sketch, allowed: Allowed) -> None:
     """Go on with what rounding may come to, after a round that was compared."""
-    allowed.step(made, _near(line, made, allowed) / _denominator(line))
+    allowed.step(made, _near(records.line, made, allowed) / _denominator(records.line))
+    expected = sketch(made.central)
+    found = _sketch_of(records.following, len(expected))
+    if found is not None:
+        allowed.see(float(np.abs(found - expected).max()), float(made.central.double().norm()))
 
 
 def shares(made: Round, allowed: Allowed) -> float:

@@ -35,6 +35,9 @@ FINE = 2.0**-10
 # Of what one client or example may contribute, and of the noise: a difference beyond it, though
 # rounding explains it, could hide either.
 PART_OF_ONE = 0.25
+# Roundings of their norm to which central parameters are known, where all that is recorded of them
+# is that near (found: three). Of ones that are d roundings off it is, with probability (64 / d)^2.
+KNOWN = 64.0
 # Of a vector's norm: sketches of one vector are added up in float64, and written in nine digits.
 _OF_SKETCHES = 1e-7
 SIGNS = 20_250
@@ -112,6 +115,15 @@ class Allowed:
             apart = abs(one.norm - same.norm) / max(one.norm, 1e-30)
             # Of one that is not finite no norm is held against the record any more.
             self.clients = max(self.clients, 2.0 * apart if math.isfinite(apart) else _ANYTHING)
+
+    def see(self, apart: float, norm: float) -> None:
+        """Take the central parameters, of that norm, as known if what is recorded is so near."""
+        if not apart <= KNOWN * ULP * norm:
+            return
+        self.rounds = 0
+        if (near := 4.0 * KNOWN * ULP * norm) < self.central:
+            self.central = self._float32 = near
+            self._shift = 0.0
 
     def at_most(self) -> Allowed:
         """The same after trials in which training made anything of rounding."""

@@ -263,7 +263,7 @@ class _Work:
                     "contribute, or of the noise: rounding explains it, but could hide either"
                 )
                 return
-            recomputed.carry_on(line, made, allowed)
+            recomputed.carry_on(records, made, sketch, allowed)
             if state.devices is not None:
                 found += self._other_devices(number, state.devices)
             if canaries is not None:

@@ -21,6 +21,7 @@ from pfl_bench.cli.main import main
 from pfl_bench.client.engines import sequential
 from pfl_bench.config.loading import load_config
 from pfl_bench.federated import cohort as training
+from pfl_bench.federated.workers.messages import SharedTraining
 from pfl_bench.runs.audit import audit_run
 from pfl_bench.runs.auditing import recompute as recomputing
 from pfl_bench.runs.auditing.opened import open_run
@@ -654,6 +655,24 @@ def test_another_bound_or_history_in_the_last_checkpoint_is_found(
     change_checkpoint(path, change)
     (problem,) = again(folder).problems
     assert problem.startswith(f"round {ROUNDS}: the checkpoint's trainer.{place} is off by ")
+
+
+def test_many_rounds_without_a_checkpoint_explain_no_more_than_one(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    """What rounding explains grew with the rounds, and a client's share was lost in it."""
+    changes = {"federated__num_rounds": 24, "checkpoint__every": 100}
+    assert again(make(tmp_path / "sound", **changes)).rounds == list(range(1, 25))
+    real = SharedTraining.train
+
+    def train(self: SharedTraining, users: Any, index: int, *rest: Any) -> Any:
+        aggregate, counted = real(self, users, index, *rest)
+        aggregate.total[0] += 0.004 if index == 20 else 0.0
+        return aggregate, counted
+
+    monkeypatch.setattr(SharedTraining, "train", train)
+    found = again(make(tmp_path / "run", **changes))
+    assert found.problems[0].startswith("round 20: sum before noise: projection ")
 
 
 def test_a_user_counted_twice_within_rounding_is_not_computed_again(
