@@ -56,9 +56,9 @@ def test_scalars_are_of_what_the_cohort_sent(
     trainer.last = 3  # as a budget may have it
     monkeypatch.setattr(FederatedParts, "upload_bytes", 3.0)
     work, cohort = trainer.expected_work(), parts.options.cohort_size
-    assert (work.clients, work.bytes_up) == (9 * cohort, 9 * cohort * 3.0)
-    assert work.bytes_down == 9 * cohort * parts.download_bytes
-    assert work.examples == pytest.approx(9 * cohort * np.diff(parts.split.offsets).mean())
+    assert (work.clients, work.bytes_up) == (3 * cohort, 3 * cohort * 3.0)
+    assert work.bytes_down == 3 * cohort * parts.download_bytes
+    assert work.examples == pytest.approx(3 * cohort * np.diff(parts.split.offsets).mean())
     trainer.begin(0)
     for index in (1, 2):
         before, factor = trainer.central.clone(), 1 - 0.9 * index / 9
