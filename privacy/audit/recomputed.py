@@ -199,10 +199,8 @@ def _denominator(line: Json) -> float:
 def carry_on(records: Records, made: Round, sketch: Sketch, allowed: Allowed) -> None:
     """Go on with what rounding may come to, after a round that was compared."""
     allowed.step(made, _near(records.line, made, allowed) / _denominator(records.line))
-    expected = sketch(made.central)
-    found = _sketch_of(records.following, len(expected))
-    if found is not None:
-        allowed.see(float(np.abs(found - expected).max()), float(made.central.double().norm()))
+    if (apart := _apart(records.following, made, sketch)) is not None:
+        allowed.see(float(apart.max()), made.central)
 
 
 def shares(made: Round, allowed: Allowed) -> float:
@@ -278,10 +276,8 @@ def _client(rest: Array, made: Round, bound: Array) -> str:
 
 
 def _central(following: Json | None, made: Round, sketch: Sketch, allowed: float) -> Iterator[str]:
-    expected = sketch(made.central)
-    if (found := _sketch_of(following, len(expected))) is None:
+    if (rest := _apart(following, made, sketch)) is None:
         return
-    rest = np.abs(found - expected)
     bound = allowed * np.array([6.0, 6.0] + [1.0] * (len(rest) - 2))
     if not (rest <= bound).all():
         worst, moved = int(np.argmax(rest / bound)), (made.central - made.before).double().norm()
@@ -289,6 +285,13 @@ def _central(following: Json | None, made: Round, sketch: Sketch, allowed: float
             f"next central parameters: differ by {rest[worst]:.3g} in what is recorded of them, "
             f"where rounding explains {bound[worst]:.2g} (the step's norm is {float(moved):.4g})"
         )
+
+
+def _apart(following: Json | None, made: Round, sketch: Sketch) -> Array | None:
+    """Distances of all numbers that are recorded of the next central parameters; None of none."""
+    expected = sketch(made.central)
+    found = _sketch_of(following, len(expected))
+    return None if found is None else np.abs(found - expected)
 
 
 def _saved(saved: Tensor, made: Round, allowed: float) -> Iterator[str]:

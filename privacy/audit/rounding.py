@@ -64,7 +64,7 @@ def of_moment(disturbed: Optimizer, name: str, own: Tensor) -> float:
 
 
 class Allowed:
-    """Largest effect of rounding since the parameters were last known bit for bit.
+    """Largest effect of rounding since the parameters were last known.
 
     ``rounds`` counts those since then, the one that is compared included; ``central`` is the
     distance of the central parameters; ``clients``, ``total`` and ``length`` are what is added to
@@ -116,13 +116,14 @@ class Allowed:
             # Of one that is not finite no norm is held against the record any more.
             self.clients = max(self.clients, 2.0 * apart if math.isfinite(apart) else _ANYTHING)
 
-    def see(self, apart: float, norm: float) -> None:
-        """Take the central parameters, of that norm, as known if what is recorded is so near."""
-        if not apart <= KNOWN * ULP * norm:
+    def see(self, apart: float, central: Tensor) -> None:
+        """Take central parameters, shape (P,), as known if their record is off by no more."""
+        near = KNOWN * ULP * float(central.double().norm())
+        if not apart <= near:
             return
         self.rounds = 0
-        if (near := 4.0 * KNOWN * ULP * norm) < self.central:
-            self.central = self._float32 = near
+        if 4.0 * near < self.central:
+            self.central = self._float32 = 4.0 * near
             self._shift = 0.0
 
     def at_most(self) -> Allowed:
