@@ -9,6 +9,11 @@ from torch import Tensor
 from pfl_bench.types import Algorithm, PluginError, place_of
 
 
+def has_own_gradient(algorithm: Algorithm) -> bool:
+    """Whether an algorithm makes more of the mean update than the step along it."""
+    return type(algorithm).central_gradient is not Algorithm.central_gradient
+
+
 def write_gradient(algorithm: Algorithm, mean_update: Tensor, out: Tensor) -> None:
     """Have an algorithm write the gradient of a round to ``out``; both vectors of shape (P,).
 
@@ -20,8 +25,7 @@ def write_gradient(algorithm: Algorithm, mean_update: Tensor, out: Tensor) -> No
     # What is not written is found by it; the gradient of the round before would not be.
     out.fill_(math.nan)
     # Metrics and canaries see the release after the step: an algorithm may write to a copy alone.
-    is_default = type(algorithm).central_gradient is Algorithm.central_gradient
-    given = mean_update if is_default else mean_update.clone()
+    given = mean_update.clone() if has_own_gradient(algorithm) else mean_update
     # A plug-in is not held to its types.
     returned: object = algorithm.central_gradient(given, out=out)  # type: ignore[func-returns-value]
     if returned is not None:

@@ -16,7 +16,7 @@ from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.config.training import FederatedOptions
 from pfl_bench.config.yaml_text import read_yaml
 from pfl_bench.federated import private_seed
-from pfl_bench.federated.central_gradient import private_gradient
+from pfl_bench.federated.central_gradient import has_own_gradient, private_gradient
 from pfl_bench.federated.parts import build_algorithm
 from pfl_bench.files import mode_for_others, read_json, read_metrics
 from pfl_bench.metrics import lower_is_better
@@ -28,7 +28,7 @@ from pfl_bench.runs.checkpoint import load, restoring, steps_saved
 from pfl_bench.runs.membership import read_attacks
 from pfl_bench.simulation.devices.cohorts import digest_of
 from pfl_bench.simulation.devices.timeline import TIMELINES
-from pfl_bench.types import Algorithm, UserInputError
+from pfl_bench.types import UserInputError
 from pfl_bench.types.layouts import LAYOUTS, unnamed
 from privacy.audit.errors import SkippedError
 from privacy.audit.inputs import (
@@ -209,7 +209,7 @@ def central_optimizer(resolved: ResolvedConfig, data: DataAtHand) -> CentralOpti
     if options is None:
         return "the steps of central training are of gradients that no ledger records"
     gradient = None
-    if type(build_algorithm(resolved, options)).central_gradient is not Algorithm.central_gradient:
+    if has_own_gradient(build_algorithm(resolved, options)):
         whose = resolved.tree["federated"]["algorithm"]["name"]
         whose = f"what the algorithm {whose} makes of a release"
         if not data.num_units or not data.num_parameters:

@@ -15,7 +15,7 @@ from pfl_bench.client.forward import Forward
 from pfl_bench.client.optimizers import RateSchedule
 from pfl_bench.config.loading import ResolvedConfig
 from pfl_bench.config.schema import RunConfig
-from pfl_bench.federated.central_gradient import private_gradient
+from pfl_bench.federated.central_gradient import has_own_gradient, private_gradient
 from pfl_bench.federated.parts import build_algorithm
 from pfl_bench.rng import Purpose, stream
 from pfl_bench.runs.auditing.kept_state import SeenCanaries, load_optimizer
@@ -209,8 +209,8 @@ class Starts:
             return gradient(mean, copy.deepcopy(algorithm))
 
         users = parts.split.num_users
-        is_own = type(algorithm).central_gradient is not Algorithm.central_gradient
-        hooks = (algorithm.correction, send, gradient, trial if is_own else None)
+        tried = trial if has_own_gradient(algorithm) else None
+        hooks = (algorithm.correction, send, gradient, tried)
         schedule: Callable[[int], float] | None = None
         given = RateSchedule.of(options.local_schedule, options.num_rounds)
         local = algorithm.local_training
