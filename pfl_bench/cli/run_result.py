@@ -211,7 +211,7 @@ class SweepResult(list[dict[str, Any]]):
     """Runs of a sweep: a list of what each came to, the best first."""
 
     def frame(self) -> pd.DataFrame:
-        """The same as a table, a row a run; ConfigError if pandas is not installed."""
+        """The same as a table, one row per run; ConfigError if pandas is not installed."""
         frame: pd.DataFrame = _pandas().DataFrame(self)
         return frame
 
