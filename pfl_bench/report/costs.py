@@ -142,28 +142,33 @@ def _simulated(run: RunRecord) -> list[float] | None:
     return found if len(found) == len(keys) and found[-1] > 0 else None
 
 
-def budget_table(groups: Mapping[str, Sequence[RunRecord]]) -> Table | None:
-    """Table of the costs of the values that rows were to reach; None if there is no such value."""
+def budget_table(
+    rows: Mapping[str, tuple[str, Sequence[Sequence[Mapping[str, Any]]]]],
+) -> Table | None:
+    """Table of the costs of the values that rows were to reach; None if there is no such value.
+
+    Args:
+        rows: By name: the unit of a step, and of each finished run its summary's ``budgets``.
+    """
     lines: list[tuple[str, ...]] = []
-    for name, group in groups.items():
-        wanted = dict.fromkeys(
-            (str(entry.get("metric")), target)
-            for run in group
-            for entry in run.summary.budgets
-            if (target := as_float(entry.get("target"))) is not None
-        )
-        for metric, target in wanted:
-            price = price_of(group, metric, target)
-            if price is None:
-                continue
-            reached = (
-                f"{group[0].step_unit} {price.steps:,.0f}" if price.num_reached else "not reached"
-            )
-            if price.seconds is not None:
-                reached += f", {price.seconds / 3600:.3g} simulated hours"
-            if price.num_runs > 1:
-                reached += f" ({price.num_reached} of {price.num_runs} runs)"
-            texts = amount_texts(price.flops, price.bytes_down, price.bytes_up)
-            texts = texts if price.num_reached else ["-"] * len(texts)
+    for name, (unit, runs) in rows.items():
+        wanted: dict[tuple[str, float], list[Mapping[str, Any]]] = {}
+        for entry in (entry for run in runs for entry in run):
+            if (target := as_float(entry.get("target"))) is not None:
+                wanted.setdefault((str(entry.get("metric")), target), []).append(entry)
+        for (metric, target), entries in wanted.items():
+            found = [entry for entry in entries if entry.get("reached") and amounts(entry)]
+            reached = f"{unit} {_mean(found, 'index'):,.0f}" if found else "not reached"
+            if any(as_float(entry.get("simulated_seconds")) is not None for entry in found):
+                reached += f", {_mean(found, 'simulated_seconds') / 3600:.3g} simulated hours"
+            if len(entries) > 1:
+                reached += f" ({len(found)} of {len(entries)} runs)"
+            texts = amount_texts(*(_mean(found, amount) for amount in AMOUNTS))
             lines.append((name, f"{metric} {target:g}", reached, *texts))
     return _table(("value", "reached", "computed", "received by clients", "sent by clients"), lines)
+
+
+def _mean(entries: Sequence[Mapping[str, Any]], key: str) -> float:
+    """Mean of what entries say of a key; NaN if none says it."""
+    found = [value for entry in entries if (value := as_float(entry.get(key))) is not None]
+    return fmean(found) if found else math.nan

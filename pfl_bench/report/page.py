@@ -78,7 +78,12 @@ def write_page(
         boxes=boxes,
         strata=[one for group in groups.values() for one in strata_tables(group)],
         costs=cost_table(groups),
-        budgets=budget_table(groups),
+        budgets=budget_table(
+            {
+                name: (group[0].step_unit, [run.summary.budgets for run in group])
+                for name, group in groups.items()
+            }
+        ),
         clock=clock_table(groups),
         devices=devices,
         statements=_statements(groups),

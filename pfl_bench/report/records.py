@@ -13,7 +13,7 @@ from pfl_bench.config.row_differences import experiment, from_head, row_differen
 from pfl_bench.metrics import is_spread
 from pfl_bench.report.audit import audit_status
 from pfl_bench.report.costs import total_of
-from pfl_bench.report.run_folder import RunRecord, each_run_once
+from pfl_bench.report.run_folder import RunRecord, each_run_once, step_unit
 from pfl_bench.runs.divergence import describe_divergence
 from pfl_bench.runs.rows import RowResult, epsilon_of, rows_of
 from pfl_bench.types import RunSummary
@@ -67,6 +67,7 @@ class Record:
         metrics: Final metrics, without their spread over clients and strata.
         lines: Those of the table of results, with the verdicts of when they were written.
         cost: Mean over runs of FLOPs and bytes; None if no run says it.
+        budgets: What it cost each seed to reach the values that the row names.
         versions: Those of packages, and Python's; where runs differ, joined by " / ".
     """
 
@@ -86,11 +87,17 @@ class Record:
     edited: list[str] = field(default_factory=list)
     privacy: Privacy | None
     cost: dict[str, float] | None
+    budgets: list[list[dict[str, Any]]] = field(default_factory=list)
     seconds: list[float | None]
     commits: list[str]
     commands: list[str]
     versions: dict[str, Any]
     hardware: dict[str, Any]
+
+    @property
+    def step_unit(self) -> str:
+        """Unit of the steps of ``budgets``."""
+        return step_unit(self.setting)
 
     @property
     def epsilon(self) -> float | None:
@@ -158,6 +165,7 @@ def _record(runs: Sequence[RunRecord], folders: Sequence[RunRecord]) -> Record:
         edited=_distinct(one.edited for one in summaries),
         privacy=_privacy(folders),
         cost=total_of(runs),
+        budgets=[[dict(entry) for entry in one.budgets] for one in summaries],
         seconds=[one.seconds for one in summaries],
         commits=_distinct(map(_commit, runs)),
         commands=_distinct(map(_command, runs)),

@@ -20,6 +20,11 @@ from pfl_bench.types.layouts import LAYOUTS, misfit
 _FORMAT_VERSION = 1
 
 
+def step_unit(setting: str) -> str:
+    """Unit of a line of a setting's metrics: "epoch" of central training, else "round"."""
+    return "epoch" if setting in {"central", "central_dp"} else "round"
+
+
 @dataclass(frozen=True)
 class RunRecord:
     """Content of a run folder; what is absent is None or empty.
@@ -58,8 +63,8 @@ class RunRecord:
 
     @property
     def step_unit(self) -> str:
-        """Unit of a line of the metrics: "epoch" of central training, else "round"."""
-        return "epoch" if self.setting in {"central", "central_dp"} else "round"
+        """Unit of a line of the metrics."""
+        return step_unit(self.setting)
 
     @property
     def task(self) -> str:

@@ -118,6 +118,7 @@ def joined(old: Record, new: Record) -> Record:
             for name in names
         },
         lines=lines,
+        budgets=[one.budgets[index] for one, index in runs] if old.budgets and new.budgets else [],
         seconds=[one.seconds[index] for one, index in runs],
         commits=list(dict.fromkeys([*old.commits, *new.commits])),
         commands=list(dict.fromkeys([*old.commands, *new.commands])),

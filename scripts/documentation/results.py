@@ -21,6 +21,7 @@ from pfl_bench.config.training import Strict
 from pfl_bench.config.yaml_text import read_yaml
 from pfl_bench.files import read_text, write_atomically
 from pfl_bench.report.canvas import Picture
+from pfl_bench.report.costs import budget_table
 from pfl_bench.report.leaderboard import READING, boards, ranked
 from pfl_bench.report.records import Record
 from pfl_bench.report.results import format_value, results_table
@@ -215,6 +216,9 @@ def _section(shown: _Shown) -> Iterator[str]:
     yield replace(table, notes=()).to_markdown()
     for number, note in enumerate(table.notes, start=1):
         yield _wrapped(f"[{number}] {note}")
+    budgets = budget_table({one.row: (one.step_unit, one.budgets) for one in shown.records})
+    if budgets is not None:
+        yield budgets.to_markdown()
     yield _wrapped(_origin(shown.records))
     files = ", ".join(f"[{name}]({FOLDER.name}/{name})" for name in section.records)
     yield f"Every metric of every seed: {files}.\n"

@@ -30,6 +30,15 @@ def committed(run: Path, **git: Any) -> Path:
     return run
 
 
+def reaching(run: Path, index: int | None) -> None:
+    """Give a made-up run an accuracy that it was to reach, and at which round it did."""
+    entry = {"metric": "test/accuracy", "target": 0.75, "reached": index is not None}
+    costs = dict.fromkeys(("flops", "bytes_down", "bytes_up"), index and index * 1e9)
+    path = run / "summary.json"
+    summary = json.loads(path.read_text())
+    path.write_text(json.dumps({**summary, "budgets": [{**entry, "index": index, **costs}]}))
+
+
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """A page of two rows with a paper's number: one is reproduced, one differs."""
@@ -37,6 +46,8 @@ def checkout(tmp_path: Path) -> Path:
         for seed in range(2):
             committed(write_run(tmp_path / "runs" / f"{name}{seed}", name, "federated", seed,
                                 level=level))  # fmt: skip
+    reaching(tmp_path / "runs" / "a0", 20)
+    reaching(tmp_path / "runs" / "a1", 40)
     (tmp_path / "docs" / "results").mkdir(parents=True)
     write(tmp_path, "page", {"title": "Results", "text": "An introduction."})
     section = {"title": "A table", "command": "pfl-bench table demo", "records": ["t.json"]}
@@ -75,8 +86,11 @@ def test_merging_further_seeds_gives_the_record_of_all(tmp_path: Path) -> None:
         committed(write_run(tmp_path / f"{seed}", "a", "federated", seed, level=0.8 + seed / 50))
         for seed in range(4)
     ]
+    for seed, run in enumerate(runs):
+        reaching(run, 10 * seed or None)
     at_once = collected(runs, tmp_path / "all.json")
     assert at_once[0]["seeds"] == [0, 1, 2, 3]
+    assert [len(seed) for seed in at_once[0]["budgets"]] == [1] * 4
     by_parts = tmp_path / "parts.json"
     for part in ([2], [0], [1], [1, 3]):
         record = collected([runs[seed] for seed in part], by_parts, "--merge")[0]
@@ -154,6 +168,9 @@ def test_a_page_has_tables_origin_and_what_became_of_each_cell(checkout: Path) -
     seeds = json.loads(records(checkout).read_text())[0]["metrics"]["test/accuracy"]
     assert len(seeds) == 2
     assert f"{sum(seeds) / 2:.4f} ± " in page
+    (costs,) = (line for line in page.splitlines() if "test/accuracy 0.75" in line)
+    cells = [cell.strip() for cell in costs.strip("|").split("|")]
+    assert cells[2:] == ["round 30 (2 of 2 runs)", "30 GFLOP", "30 GB", "30 GB"]
 
 
 def test_a_number_that_a_hand_typed_is_seen(
