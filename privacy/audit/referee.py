@@ -37,7 +37,7 @@ Pair = tuple[Callable[[Array], Array], Callable[[Array], Array]]
 # Of delta: what each of the three bounds on rare events may come to.
 _RARE = 1e-4
 # Of epsilon: the sum of all rounding errors.
-_RESOLUTION = 2.5e-3
+_RESOLUTION = 5e-4
 _LEAST_RESOLUTION = 1e-5
 _LARGEST_GRID = 1 << 22
 # Of delta, an FFT and a round of its power: more than exact Gaussians show.
@@ -66,12 +66,13 @@ class Loss:
 
 
 def composed_bounds(losses: list[Loss], count: int, delta: float, near: float) -> Bounds:
-    """Bounds of epsilon of ``count`` equal rounds: the larger of all directions'.
+    """Bounds of epsilon of ``count`` equal rounds: the larger of all directions', if all have some.
 
     ``near``, an epsilon of the right size, sets the resolution: what is claimed.
     """
     found = [_bounds(loss, count, delta, near) for loss in losses]
-    return Bounds(max(one.lower for one in found), max(one.upper for one in found))
+    upper = max(one.upper for one in found)
+    return Bounds(max(one.lower for one in found) if math.isfinite(upper) else 0.0, upper)
 
 
 def sampled_gaussian_losses(
