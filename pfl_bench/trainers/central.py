@@ -129,6 +129,7 @@ class CentralTrainer(Trainer):
             self.accountant = self.plan.setting.accountant
             if self.plan.max_steps is not None:
                 self.last = self.plan.max_steps // self._steps_per_epoch
+                self._check_budget(self.plan, 1)
             self._observer = StepObserver(model.slices, options.batch_size)
             self._private = PrivateSteps(
                 self.plan, model, self._optimizer, task, self._forward, options, self._observer
@@ -234,7 +235,8 @@ class CentralTrainer(Trainer):
         if plan.max_steps is not None and last_step > plan.max_steps:
             raise BudgetExceededError(
                 f"epoch {epoch} would end at step {last_step}; the budget epsilon = "
-                f"{plan.request.budget.epsilon:g} is spent after step {plan.max_steps}"
+                f"{plan.request.budget.epsilon:g} is spent after step {plan.max_steps}; a larger "
+                "one, or more noise, allows more"
             )
 
     def _shuffled(self, rng: np.random.Generator) -> Iterator[NDArray[np.int64]]:
@@ -318,8 +320,7 @@ class CentralTrainer(Trainer):
             return None
         if done is not None:
             return self.plan.statement(done * self._steps_per_epoch)
-        planned = self.plan.max_steps or self.total * self._steps_per_epoch
-        return self.plan.statement(planned, "planned")
+        return self.plan.statement(self.last * self._steps_per_epoch, "planned")
 
     def state_dict(self) -> dict[str, Any]:
         """All that changes from epoch to epoch."""

@@ -21,10 +21,12 @@ from pfl_bench.federated.parts import build_task
 from pfl_bench.federated.trainer import FederatedTrainer
 from pfl_bench.files import read_json, read_metrics
 from pfl_bench.metrics import lower_is_better
+from pfl_bench.runs.preview import preview
 from pfl_bench.runs.published import compare
 from pfl_bench.runs.runner import run
 from pfl_bench.types import ConfigError, RunFolderError, RunSummary, WorkerError
 from privacy.amplification import Participation
+from privacy.errors import BudgetExceededError
 from privacy.ledger import read_ledger
 from tests.helpers import REPOSITORY, TREES, central_of, make_config
 
@@ -232,9 +234,19 @@ def test_a_central_budget_stops_at_whole_epochs(tmp_path: Path) -> None:
     config = make_config(
         "central_dp", privacy__noise_multiplier=1.0, privacy__epsilon=1.5, central__num_epochs=40
     )
+    planned = preview(config, tmp_path).statement
+    assert planned is not None
     summary = run(config, tmp_path)
     assert summary["status"] == "budget_exhausted"
     assert summary["privacy"]["simulated"]["epsilon"] <= 1.5
+    # Steps of a part of an epoch are not taken, and are not planned.
+    assert planned.simulated.epsilon == summary["privacy"]["simulated"]["epsilon"]
+
+
+def test_a_central_budget_of_less_than_an_epoch_is_refused(tmp_path: Path) -> None:
+    config = make_config("central_dp", privacy__noise_multiplier=1.0, privacy__epsilon=1.0)
+    with pytest.raises(BudgetExceededError, match="epoch 1 would end at step 38; the budget eps"):
+        run(config, tmp_path)
 
 
 def test_every_so_many_rounds_are_evaluated_and_saved_and_the_last_ones(tmp_path: Path) -> None:
