@@ -1,25 +1,28 @@
 """Clients that a row asks for, and the assignment of a split's examples to them.
 
 Each rule takes the examples' labels in their published order and a generator. It draws in the order
-of the published code, so that ``numpy.random.default_rng(seed)`` gives the published clients.
+of the published code, so that the same generator gives the published clients.
 
 Source: Li, Diao, Chen and He 2022, "Federated Learning on Non-IID Data Silos" (NIID-Bench), in the
-    draws of Flower's baseline ``niid_bench``.
+    draws of Flower's baseline ``niid_bench``, whose first version draws by ``RandomState`` (commit
+    91ba57f), and the last by ``default_rng`` (4facb3f).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from pfl_bench.types import ConfigError
 from tasks.common.options import StrictOptions
 
 Indices = NDArray[np.int64]
+Draws = np.random.Generator | np.random.RandomState
+_MOST_OF_RANDOM_STATE = 2**32 - 1
 
 # A client with fewer is drawn again, with all others: NIID-Bench's bound.
 FEWEST = 10
@@ -38,13 +41,30 @@ class Artificial(StrictOptions):
         kind: Name of the rule.
         num_clients: Clients.
         seed: Seed of the partition; the run's seed has no part in it.
+        generator: The generator of NumPy that draws: "default_rng", or the older "random_state",
+            whose seeds have 32 bits.
     """
 
     kind: str
     num_clients: int = Field(ge=1, le=100_000)
     seed: int = Field(default=42, ge=0)
+    generator: Literal["default_rng", "random_state"] = "default_rng"
 
-    def divide(self, labels: Indices, rng: np.random.Generator) -> list[Indices]:
+    @model_validator(mode="after")
+    def _check_seed(self) -> Self:
+        if self.generator == "random_state" and self.seed > _MOST_OF_RANDOM_STATE:
+            raise ValueError(
+                f"seed: {self.seed} is more than random_state takes, {_MOST_OF_RANDOM_STATE}"
+            )
+        return self
+
+    def draws(self) -> Draws:
+        """The seeded generator."""
+        if self.generator == "random_state":
+            return np.random.RandomState(self.seed)
+        return np.random.default_rng(self.seed)
+
+    def divide(self, labels: Indices, rng: Draws) -> list[Indices]:
         """Examples of each client; here all shuffled, in parts that differ by one at most.
 
         ``labels``, shape (n,), are those of the examples in their published order.
@@ -71,7 +91,7 @@ class Proportional(Artificial):
 
     alpha: float = Field(gt=0, le=1e9)
 
-    def _proportions(self, rng: np.random.Generator) -> NDArray[np.float64]:
+    def _proportions(self, rng: Draws) -> NDArray[np.float64]:
         return rng.dirichlet(np.repeat(self.alpha, self.num_clients))
 
     def _tries(self, labels: Indices) -> range:
@@ -96,7 +116,7 @@ class Dirichlet(Proportional):
 
     kind: Literal["dirichlet"]
 
-    def divide(self, labels: Indices, rng: np.random.Generator) -> list[Indices]:
+    def divide(self, labels: Indices, rng: Draws) -> list[Indices]:
         """Divide each class; of a client that has its equal part, the proportion becomes zero."""
         full = len(labels) / self.num_clients
         for _ in self._tries(labels):
@@ -128,7 +148,7 @@ class Labels(Artificial):
     kind: Literal["labels"]
     labels_per_client: int = Field(ge=1)
 
-    def divide(self, labels: Indices, rng: np.random.Generator) -> list[Indices]:
+    def divide(self, labels: Indices, rng: Draws) -> list[Indices]:
         """Give client i class i modulo the number of classes, and others that are drawn.
 
         A class is divided equally among the clients that have it.
@@ -172,7 +192,7 @@ class Quantity(Proportional):
 
     kind: Literal["quantity"]
 
-    def divide(self, labels: Indices, rng: np.random.Generator) -> list[Indices]:
+    def divide(self, labels: Indices, rng: Draws) -> list[Indices]:
         """Shuffle all examples and cut them; small values of ``alpha`` give unequal sizes."""
         shuffled = rng.permutation(len(labels))
         for _ in self._tries(labels):
@@ -237,7 +257,7 @@ def assign(options: Artificial, labels: NDArray[np.int64]) -> Assignment:
     ``labels``, shape (n,), are the examples' classes in their published order.
     """
     number = options.num_clients
-    clients = options.divide(labels, np.random.default_rng(options.seed))
+    clients = options.divide(labels, options.draws())
     empty = next((client for client, indices in enumerate(clients) if not len(indices)), None)
     if empty is not None:
         raise ConfigError(

@@ -30,8 +30,13 @@ def places(labels: NDArray[np.int64], label: int) -> list[int]:
     return [place for place, one in enumerate(labels) if one == label]
 
 
-def published_dirichlet(labels: Any, count: int, alpha: float, seed: int) -> list[list[int]]:
-    rng = np.random.default_rng(seed)
+GENERATORS: dict[str, Any] = {
+    "default_rng": np.random.default_rng,
+    "random_state": np.random.RandomState,
+}
+
+
+def published_dirichlet(labels: Any, count: int, alpha: float, rng: Any) -> list[list[int]]:
     while True:
         clients: list[list[int]] = [[] for _ in range(count)]
         for label in range(10):
@@ -41,7 +46,7 @@ def published_dirichlet(labels: Any, count: int, alpha: float, seed: int) -> lis
             for client in range(count):
                 if len(clients[client]) >= len(labels) / count:
                     shares[client] = 0.0
-            total, start, running = sum(shares), 0, 0.0
+            total, start, running = float(np.sum(shares)), 0, 0.0
             for client in range(count):
                 running += shares[client] / total
                 stop = int(running * len(own)) if client < count - 1 else len(own)
@@ -51,13 +56,13 @@ def published_dirichlet(labels: Any, count: int, alpha: float, seed: int) -> lis
             return clients
 
 
-def published_labels(labels: Any, count: int, each: int, seed: int) -> list[list[int]]:
-    rng = np.random.default_rng(seed)
+def published_labels(labels: Any, count: int, each: int, rng: Any) -> list[list[int]]:
     has = []
     for client in range(count):
         own = {client % 10}
         while len(own) < each:
-            own.add(int(rng.choice(10, 1)[0]))
+            is_old = isinstance(rng, np.random.RandomState)
+            own.add(int(rng.randint(0, 10) if is_old else rng.choice(10, 1)[0]))
         has.append(own)
     clients: list[list[int]] = [[] for _ in range(count)]
     for label in range(10):
@@ -73,26 +78,36 @@ def published_labels(labels: Any, count: int, each: int, seed: int) -> list[list
     return clients
 
 
+@pytest.mark.parametrize("generator", GENERATORS)
 @pytest.mark.parametrize(("count", "alpha", "seed"), [(10, 0.5, 42), (10, 0.5, 7), (23, 0.2, 1)])
-def test_dirichlet_clients_are_the_published_ones(count: int, alpha: float, seed: int) -> None:
-    found = clients_of(LABELS, kind="dirichlet", num_clients=count, alpha=alpha, seed=seed)
-    assert found == published_dirichlet(LABELS, count, alpha, seed)
+def test_dirichlet_clients_are_the_published_ones(
+    count: int, alpha: float, seed: int, generator: str
+) -> None:
+    options = {"kind": "dirichlet", "num_clients": count, "alpha": alpha, "generator": generator}
+    found = clients_of(LABELS, **options, seed=seed)
+    assert found == published_dirichlet(LABELS, count, alpha, GENERATORS[generator](seed))
 
 
+@pytest.mark.parametrize("generator", GENERATORS)
 @pytest.mark.parametrize(("count", "each"), [(10, 1), (10, 2), (10, 3), (17, 2)])
-def test_clients_of_few_labels_are_the_published_ones(count: int, each: int) -> None:
-    found = clients_of(LABELS, kind="labels", num_clients=count, labels_per_client=each, seed=42)
-    assert found == published_labels(LABELS, count, each, 42)
+def test_clients_of_few_labels_are_the_published_ones(
+    count: int, each: int, generator: str
+) -> None:
+    options = {"num_clients": count, "labels_per_client": each, "generator": generator}
+    found = clients_of(LABELS, kind="labels", **options, seed=42)
+    assert found == published_labels(LABELS, count, each, GENERATORS[generator](42))
     assert all(len({LABELS[place] for place in client}) == each for client in found)
 
 
-def test_iid_clients_are_the_published_ones() -> None:
-    found = clients_of(LABELS[:103], kind="iid", num_clients=10, seed=42)
-    drawn = np.random.default_rng(42).choice(103, 103, replace=False).tolist()
+@pytest.mark.parametrize("generator", GENERATORS)
+def test_iid_clients_are_the_published_ones(generator: str) -> None:
+    options = {"num_clients": 10, "seed": 42, "generator": generator}
+    found = clients_of(LABELS[:103], kind="iid", **options)
+    drawn = GENERATORS[generator](42).choice(103, 103, replace=False).tolist()
     assert [len(client) for client in found] == [11] * 3 + [10] * 7
     assert [place for client in found for place in client] == drawn
     # Noise has no part in who has what.
-    noisy = clients_of(LABELS[:103], kind="feature_noise", num_clients=10, level=0.1, seed=42)
+    noisy = clients_of(LABELS[:103], kind="feature_noise", level=0.1, **options)
     assert noisy == found
 
 
@@ -160,6 +175,8 @@ def test_what_cannot_be_assigned_is_refused(options: dict[str, Any], words: str)
         {"kind": "iid", "num_clients": 10, "alpha": 0.5},
         {"kind": "dirichlet", "num_clients": 10, "alpha": 0.0},
         {"kind": "writers", "num_clients": 10},
+        {"kind": "iid", "num_clients": 10, "generator": "philox"},
+        {"kind": "iid", "num_clients": 10, "generator": "random_state", "seed": 2**32},
     ],
 )
 def test_options_that_a_kind_does_not_have_are_refused(options: dict[str, Any]) -> None:
@@ -168,9 +185,10 @@ def test_options_that_a_kind_does_not_have_are_refused(options: dict[str, Any]) 
 
 
 # Seed 42 on MNIST's real labels: by client, the examples of each class, as Flower's baseline
-# niid_bench (dataset_preparation.py) gives them.
-GOLDEN: dict[str, list[list[int]]] = {
-    "dirichlet": [
+# niid_bench (dataset_preparation.py) gives them: default_rng in its last version, random_state in
+# its first.
+GOLDEN: dict[tuple[str, str], list[list[int]]] = {
+    ("default_rng", "dirichlet"): [
         [244, 1510, 1007, 122, 942, 776, 2030, 0, 0, 0],
         [30, 76, 30, 45, 248, 24, 678, 3988, 520, 3836],
         [1453, 438, 1064, 124, 226, 342, 542, 1660, 250, 0],
@@ -182,7 +200,7 @@ GOLDEN: dict[str, list[list[int]]] = {
         [20, 97, 122, 837, 222, 2400, 1288, 94, 972, 0],
         [325, 677, 36, 4, 159, 235, 4, 131, 1771, 1078],
     ],
-    "labels": [
+    ("default_rng", "labels"): [
         [1975, 0, 0, 0, 0, 0, 0, 2089, 0, 0],
         [0, 6742, 0, 0, 0, 0, 2959, 0, 0, 0],
         [0, 0, 2979, 0, 1948, 0, 0, 0, 0, 0],
@@ -194,15 +212,40 @@ GOLDEN: dict[str, list[list[int]]] = {
         [0, 0, 0, 0, 0, 2710, 0, 0, 2925, 0],
         [0, 0, 0, 0, 0, 0, 0, 2088, 0, 5949],
     ],
+    ("random_state", "dirichlet"): [
+        [8, 4, 802, 221, 2606, 55, 1406, 125, 367, 150],
+        [93, 57, 129, 1764, 1557, 6, 105, 1759, 2324, 0],
+        [230, 1027, 1774, 586, 33, 430, 16, 300, 239, 32],
+        [442, 197, 1, 0, 571, 430, 531, 33, 604, 128],
+        [174, 2219, 1029, 278, 753, 478, 10, 777, 34, 1786],
+        [1213, 633, 3, 64, 201, 3589, 434, 0, 0, 0],
+        [422, 2177, 11, 1633, 31, 32, 853, 1, 1041, 0],
+        [1086, 48, 383, 1452, 4, 165, 165, 333, 53, 3510],
+        [1251, 347, 3, 95, 17, 3, 656, 2674, 52, 343],
+        [1004, 33, 1823, 38, 69, 233, 1742, 263, 1137, 0],
+    ],
+    ("random_state", "labels"): [
+        [5923, 0, 0, 0, 0, 0, 1480, 0, 0, 0],
+        [0, 6742, 0, 3066, 0, 0, 0, 0, 0, 0],
+        [0, 0, 2979, 0, 0, 0, 0, 2089, 0, 0],
+        [0, 0, 0, 3065, 1948, 0, 0, 0, 0, 0],
+        [0, 0, 0, 0, 1947, 0, 1480, 0, 0, 0],
+        [0, 0, 0, 0, 0, 5421, 0, 0, 0, 2975],
+        [0, 0, 2979, 0, 0, 0, 1479, 0, 0, 0],
+        [0, 0, 0, 0, 0, 0, 1479, 2088, 0, 0],
+        [0, 0, 0, 0, 0, 0, 0, 2088, 5851, 0],
+        [0, 0, 0, 0, 1947, 0, 0, 0, 0, 2974],
+    ],
 }
 
 
-@pytest.mark.parametrize("kind", ["dirichlet", "labels"])
-def test_mnist_has_the_published_clients(kind: str) -> None:
+@pytest.mark.parametrize(("generator", "kind"), GOLDEN)
+def test_mnist_has_the_published_clients(generator: str, kind: str) -> None:
     if not MNIST_LABELS.is_file():
         pytest.skip(f"real data not there: {MNIST_LABELS}")
     labels = np.frombuffer(gzip.decompress(MNIST_LABELS.read_bytes())[8:], np.uint8).astype(int)
     option = {"alpha": 0.5} if kind == "dirichlet" else {"labels_per_client": 2}
-    found = clients_of(labels, kind=kind, num_clients=10, **option, seed=42)
+    options = {"kind": kind, "num_clients": 10, "generator": generator, **option}
+    found = clients_of(labels, **options, seed=42)
     counts = [np.bincount(labels[client], minlength=10).tolist() for client in found]
-    assert counts == GOLDEN[kind]
+    assert counts == GOLDEN[generator, kind]
