@@ -216,7 +216,9 @@ def _section(shown: _Shown) -> Iterator[str]:
     yield replace(table, notes=()).to_markdown()
     for number, note in enumerate(table.notes, start=1):
         yield _wrapped(f"[{number}] {note}")
-    budgets = budget_table({one.row: (one.step_unit, one.budgets) for one in shown.records})
+    budgets = budget_table(
+        {"; ".join(experiment_of(one)): (one.step_unit, one.budgets) for one in shown.records}
+    )
     if budgets is not None:
         yield budgets.to_markdown()
     yield _wrapped(_origin(shown.records))
