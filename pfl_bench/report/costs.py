@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from statistics import fmean
 from typing import Any
 
-from pfl_bench.report.run_folder import RunRecord
+from pfl_bench.report.run_folder import RunRecord, step_unit
 from pfl_bench.report.table import Table
 from pfl_bench.types import as_float
 
@@ -73,35 +74,45 @@ def total_of(runs: Sequence[RunRecord]) -> dict[str, float] | None:
 
 def price_of(runs: Sequence[RunRecord], metric: str, target: float) -> Price | None:
     """Cost of reaching a value of a metric; None if no finished run of the row looked for it."""
-    seconds: list[float] = []
-    reached: list[tuple[dict[str, float], float]] = []
-    missed: list[tuple[dict[str, float], float]] = []
-    best: list[float] = []
-    for run in runs:
-        for entry in run.summary.budgets:
-            if entry.get("metric") != metric or as_float(entry.get("target")) != target:
-                continue
-            spent = amounts(entry) if entry.get("reached") else None
-            if spent is not None:
-                reached.append((spent, as_float(entry.get("index")) or math.nan))
-                simulated = as_float(entry.get("simulated_seconds"))
-                seconds += [] if simulated is None else [simulated]
-            else:
-                total = amounts(run.summary.systems) or dict.fromkeys(AMOUNTS, math.nan)
-                rounds = run.summary.rounds
-                missed.append((total, math.nan if rounds is None else float(rounds)))
-            best += [value for value in run.series(metric)[1] if math.isfinite(value)]
-    shown = reached or missed
-    if not shown:
+    looked = [
+        (run, entry)
+        for run in runs
+        for entry in run.summary.budgets
+        if entry.get("metric") == metric and as_float(entry.get("target")) == target
+    ]
+    if not looked:
         return None
+    price = _price_where_reached([entry for _, entry in looked])
+    if price.num_reached == 0:
+        totals = [amounts(run.summary.systems) or {} for run, _ in looked]
+        flops, down, up = (fmean([one.get(name, math.nan) for one in totals]) for name in AMOUNTS)
+        rounds = [run.summary.rounds for run, _ in looked]
+        steps = fmean([math.nan if one is None else one for one in rounds])
+        price = replace(price, flops=flops, bytes_down=down, bytes_up=up, steps=steps)
+    best = [v for run, _ in looked for v in run.series(metric)[1] if math.isfinite(v)]
+    better = min if runs[0].directions.lower_is_better(metric) else max
+    return replace(price, best=better(best, default=None))
+
+
+def _price_where_reached(entries: Sequence[Mapping[str, Any]]) -> Price:
+    """Price by the entries, of one value, that reached it; where none did, its costs are NaN."""
+    found = [entry for entry in entries if entry.get("reached") and amounts(entry)]
+    means = {name: _mean(found, name) for name in AMOUNTS}
+    seconds = _mean(found, "simulated_seconds")
     return Price(
-        num_runs=len(reached) + len(missed),
-        num_reached=len(reached),
-        **{name: fmean([spent[name] for spent, _ in shown]) for name in AMOUNTS},
-        steps=fmean([steps for _, steps in shown]),
-        best=(min if runs[0].directions.lower_is_better(metric) else max)(best, default=None),
-        seconds=fmean(seconds) if seconds else None,
+        num_runs=len(entries),
+        num_reached=len(found),
+        **means,
+        steps=_mean(found, "index"),
+        best=None,
+        seconds=None if math.isnan(seconds) else seconds,
     )
+
+
+def _mean(entries: Sequence[Mapping[str, Any]], key: str) -> float:
+    """Mean of what entries say of a key; NaN if none says it."""
+    found = [value for entry in entries if (value := as_float(entry.get(key))) is not None]
+    return fmean(found) if found else math.nan
 
 
 def cost_table(groups: Mapping[str, Sequence[RunRecord]]) -> Table | None:
@@ -148,27 +159,22 @@ def budget_table(
     """Table of the costs of the values that rows were to reach; None if there is no such value.
 
     Args:
-        rows: By name: the unit of a step, and of each finished run its summary's ``budgets``.
+        rows: By name: the setting, and of each finished run its summary's ``budgets``.
     """
     lines: list[tuple[str, ...]] = []
-    for name, (unit, runs) in rows.items():
+    for name, (setting, runs) in rows.items():
         wanted: dict[tuple[str, float], list[Mapping[str, Any]]] = {}
-        for entry in (entry for run in runs for entry in run):
+        for entry in chain.from_iterable(runs):
             if (target := as_float(entry.get("target"))) is not None:
                 wanted.setdefault((str(entry.get("metric")), target), []).append(entry)
         for (metric, target), entries in wanted.items():
-            found = [entry for entry in entries if entry.get("reached") and amounts(entry)]
-            reached = f"{unit} {_mean(found, 'index'):,.0f}" if found else "not reached"
-            if any(as_float(entry.get("simulated_seconds")) is not None for entry in found):
-                reached += f", {_mean(found, 'simulated_seconds') / 3600:.3g} simulated hours"
-            if len(entries) > 1:
-                reached += f" ({len(found)} of {len(entries)} runs)"
-            texts = amount_texts(*(_mean(found, amount) for amount in AMOUNTS))
+            price = _price_where_reached(entries)
+            reached = f"{step_unit(setting)} {price.steps:,.0f}"
+            reached = reached if price.num_reached else "not reached"
+            if price.seconds is not None:
+                reached += f", {price.seconds / 3600:.3g} simulated hours"
+            if price.num_runs > 1:
+                reached += f" ({price.num_reached} of {price.num_runs} runs)"
+            texts = amount_texts(price.flops, price.bytes_down, price.bytes_up)
             lines.append((name, f"{metric} {target:g}", reached, *texts))
     return _table(("value", "reached", "computed", "received by clients", "sent by clients"), lines)
-
-
-def _mean(entries: Sequence[Mapping[str, Any]], key: str) -> float:
-    """Mean of what entries say of a key; NaN if none says it."""
-    found = [value for entry in entries if (value := as_float(entry.get(key))) is not None]
-    return fmean(found) if found else math.nan

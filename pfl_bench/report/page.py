@@ -80,7 +80,7 @@ def write_page(
         costs=cost_table(groups),
         budgets=budget_table(
             {
-                name: (group[0].step_unit, [run.summary.budgets for run in group])
+                name: (group[0].setting, [run.summary.budgets for run in group])
                 for name, group in groups.items()
             }
         ),

@@ -13,7 +13,7 @@ from pfl_bench.config.row_differences import experiment, from_head, row_differen
 from pfl_bench.metrics import is_spread
 from pfl_bench.report.audit import audit_status
 from pfl_bench.report.costs import total_of
-from pfl_bench.report.run_folder import RunRecord, each_run_once, step_unit
+from pfl_bench.report.run_folder import RunRecord, each_run_once
 from pfl_bench.runs.divergence import describe_divergence
 from pfl_bench.runs.rows import RowResult, epsilon_of, rows_of
 from pfl_bench.types import RunSummary
@@ -93,11 +93,6 @@ class Record:
     commands: list[str]
     versions: dict[str, Any]
     hardware: dict[str, Any]
-
-    @property
-    def step_unit(self) -> str:
-        """Unit of the steps of ``budgets``."""
-        return step_unit(self.setting)
 
     @property
     def epsilon(self) -> float | None:

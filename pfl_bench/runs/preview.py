@@ -138,7 +138,7 @@ def expected_cost(prepared: PreparedRun) -> Cost:
         trainer.unit,
         total,
         None if work.clients is None else max(1, round(work.clients / total)),
-        work.steps / (work.clients or total or 1),
+        work.steps / (work.clients or total),
         computed if work.flops is None else work.flops,
         work.bytes_down,
         work.bytes_up,

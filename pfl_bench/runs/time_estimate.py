@@ -64,8 +64,8 @@ class TimeEstimate:
         return self.training + self.evaluation
 
 
-def estimate_time(resolved: ResolvedConfig, rounds: int | None = None) -> TimeEstimate:
-    """Estimate how long so many rounds or epochs of a run would take; None for all of the row.
+def estimate_time(resolved: ResolvedConfig, rounds: int) -> TimeEstimate:
+    """Estimate how long so many rounds or epochs of a run would take.
 
     UserInputError if configuration or data do not fit, privacy.errors.PrivacyError likewise.
     """
@@ -84,7 +84,6 @@ def estimate_time(resolved: ResolvedConfig, rounds: int | None = None) -> TimeEs
     alone = [] if resolved.config.federated is None else ["federated.workers=1"]
     with _begun(resolved, alone) as whole:
         work = whole.trainer.expected_work()
-        rounds = whole.trainer.total if rounds is None else rounds
         evaluation = _evaluation_seconds(whole, rounds)
     most, examples = work.at_once, work.examples
     few = min(wanted, max(1, most // 2))

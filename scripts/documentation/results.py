@@ -217,7 +217,7 @@ def _section(shown: _Shown) -> Iterator[str]:
     for number, note in enumerate(table.notes, start=1):
         yield _wrapped(f"[{number}] {note}")
     budgets = budget_table(
-        {"; ".join(experiment_of(one)): (one.step_unit, one.budgets) for one in shown.records}
+        {"; ".join(experiment_of(one)): (one.setting, one.budgets) for one in shown.records}
     )
     if budgets is not None:
         yield budgets.to_markdown()

@@ -115,7 +115,7 @@ def test_models_that_are_not_kept_are_trained_again_for_every_evaluation(
     overrides = ["task.num_tasks=12", "local.num_epochs=2", "evaluation.splits=[val, test]"]
     config = load_config(locate_row("leaf/quick/local"), overrides)
     monkeypatch.setattr(local_only, "MAX_KEPT_BYTES", 0)
-    estimate = estimate_time(config)
+    estimate = estimate_time(config, 1)
     # Of both splits after the only round, and of one at the end: each trains at one rate of three.
     assert estimate.evaluation > 0.999 * estimate.training
 
@@ -173,8 +173,8 @@ def test_without_data_a_row_says_what_prepares_them_and_both_epsilons(
 @pytest.mark.parametrize("setting", ["federated", "private_federated", "central_dp"])
 def test_an_estimate_is_of_the_order_of_the_run(setting: str, tmp_path: Path) -> None:
     config = make_config(setting)
-    estimate = estimate_time(config)
-    seconds = run(config, tmp_path / "run")["seconds"]
+    summary = run(config, tmp_path / "run")
+    seconds, estimate = summary["seconds"], estimate_time(config, summary["rounds"])
     # The run also writes files; a busy machine is slower now and then.
     assert estimate.total < 20 * seconds
     assert estimate.total > 0
@@ -183,7 +183,7 @@ def test_an_estimate_is_of_the_order_of_the_run(setting: str, tmp_path: Path) ->
 def test_what_needs_whole_cohorts_is_measured_with_them(tmp_path: Path) -> None:
     krum = {"name": "krum", "num_attackers": 2, "num_selected": 7}
     changes = {"federated__aggregation": krum, "federated__sampling": "fixed_size"}
-    estimate = estimate_time(make_config("federated", **changes))
+    estimate = estimate_time(make_config("federated", **changes), 9)
     assert "about 12 clients" in estimate.measured
 
 
