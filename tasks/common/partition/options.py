@@ -54,7 +54,8 @@ class Artificial(StrictOptions):
     def _check_seed(self) -> Self:
         if self.generator == "random_state" and self.seed > _MOST_OF_RANDOM_STATE:
             raise ValueError(
-                f"seed: {self.seed} is more than random_state takes, {_MOST_OF_RANDOM_STATE}"
+                f"seed: {self.seed} is more than random_state takes; give {_MOST_OF_RANDOM_STATE} "
+                "at most"
             )
         return self
 
