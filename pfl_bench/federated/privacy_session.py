@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -263,6 +264,8 @@ class PrivateRounds(PublicRounds):
     ) -> None:
         """Observe what was released, and append its line."""
         with phase("ledger"):
+            # From a GPU once, for all who look at it.
+            release = replace(release, mean_update=release.mean_update.cpu())
             drawn = self._history.add(users, index)
             observed = self._observer.observe(release, aggregate) | drawn
             observed |= self._central_record.round(release.mean_update, users, trained)

@@ -55,19 +55,18 @@ class Sketcher:
 
         JSON-serialisable; a number that is not finite is None.
         """
-        squares, sums = 0.0, [0.0] * PROJECTIONS
+        squares, sums = 0.0, torch.zeros(PROJECTIONS, dtype=torch.float64)
         for start in range(0, vector.numel(), _ROWS * _COLUMNS):
             part = vector[start : start + _ROWS * _COLUMNS].double()
-            squares += float(part.square().sum())
-            short = -part.numel() % _COLUMNS
-            block = torch.nn.functional.pad(part, (0, short)).view(-1, _COLUMNS)
-            first = start // _COLUMNS
-            for number in range(PROJECTIONS):
-                signs = self._rows[number, first : first + len(block)].double().mul_(2.0).sub_(1.0)
-                sums[number] += float(((block * self._columns[number]).sum(dim=1) * signs).sum())
+            squares += float(torch.dot(part, part))
+            if short := -part.numel() % _COLUMNS:
+                part = torch.nn.functional.pad(part, (0, short))
+            block, first = part.view(-1, _COLUMNS), start // _COLUMNS
+            signs = self._rows[:, first : first + len(block)].double().mul_(2.0).sub_(1.0)
+            sums += (signs @ block).mul_(self._columns).sum(dim=1)
         return {
             "norm": finite(math.sqrt(squares)),
-            "projections": [finite(value) for value in sums],
+            "projections": [finite(value) for value in sums.tolist()],
             # Nine digits are every bit of a float32.
             "coordinates": [finite(float(f"{x:.9g}")) for x in vector[self.places].tolist()],
         }

@@ -97,8 +97,9 @@ class Observer(SumWatch):
             dots = (torch.dot(noise, noise), torch.dot(noise, known), torch.dot(known, known))
             sums += [squares, float(noise.sum()), *map(float, dots)]
             for segment, (first, last) in enumerate(pairwise(ends)):
-                part = noise[max(0, first - start) : max(0, last - start)]
-                segments[segment] += float(part.sum())
+                if first < start + _PIECE and last > start:
+                    part = noise[max(0, first - start) : last - start]
+                    segments[segment] += float(part.sum())
             if not start:
                 head = [finite(float(value)) for value in noise[:_HEAD]]
         scale, sum_, sum_squares, product, norm = sums.tolist()
