@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -192,8 +193,8 @@ def read_splits(
             what = "is empty" if isinstance(users, Mapping) else f"is a {type(users).__name__}"
             raise DataError(f"{name}: {what}; give a dict of at least one user, each {_ALLOWED}")
         ids = [str(user) for user in users]
-        if len(set(ids)) < len(ids):
-            twice = next(user for user in ids if ids.count(user) > 1)
+        twice = next((user for user, count in Counter(ids).items() if count > 1), None)
+        if twice is not None:
             raise DataError(f"{name}: two users are {twice!r} as text; give each another name")
         pairs = [
             _examples(f"{name}, user {user!r}", examples, integer_targets)
