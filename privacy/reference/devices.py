@@ -59,6 +59,11 @@ class Devices:
             for kind in kinds
         ]
         self._capacity, self._slots = assigned
+        # Ends of all slots, with the traces apart: ascending.
+        slots = self.traces.availability
+        self._apart = slots.period_s + 1
+        self._ends = np.repeat(np.arange(kinds[1]) * self._apart, np.diff(slots.offsets))
+        self._ends += slots.end
 
     def draw(
         self, number: int, seed: int, counts: NDArray[np.int64], last: NDArray[np.int64]
@@ -72,11 +77,10 @@ class Devices:
         if options.max_participations is not None:
             free &= counts < options.max_participations
         users, start = np.flatnonzero(free), self.now
-        waits = [self._slot(user, start)[0] for user in users.tolist()]
-        if math.isfinite(first := min(waits, default=math.inf)):
+        if math.isfinite(first := float(self._begins(users, start).min(initial=math.inf))):
             start = first
         if SELECTIONS[self.selection]:
-            users = users[[self._slot(user, start)[0] <= start for user in users.tolist()]]
+            users = users[self._begins(users, start) <= start]
         size = min(len(users), math.ceil(round(systems.overcommitment * options.cohort_size, 9)))
         rng = stream(seed, COHORT, number)
         chosen = users[rng.choice(len(users), size=size, replace=False, shuffle=False)]
@@ -120,6 +124,22 @@ class Devices:
         examples = processed(int(self.sizes[user]), self.local)
         training = 3.0 * examples * float(self.traces.latency_ms[place]) / 1000.0
         return down / rate, training, up / rate
+
+    def _begins(self, users: NDArray[np.int64], time: float) -> NDArray[np.float64]:
+        """Of users, shape (n,), from when the slot is that ``_slot`` gives of each."""
+        slots, period = self.traces.availability, self._apart - 1
+        first, stop = slots.offsets[:-1], slots.offsets[1:]
+        base = math.floor(time / period) * float(period)
+        # Ends are whole seconds.
+        wanted = np.arange(len(first)) * self._apart + math.floor(time - base)
+        at = np.searchsorted(self._ends, wanted, side="right")
+        some, later = first < stop, at == stop
+        place = np.where(later, first, at)[some]
+        always = (slots.start[place] == 0) & (slots.end[place] == period)
+        found = np.maximum(time, base + period * later[some] + slots.start[place])
+        begins = np.full(len(first), math.inf)
+        begins[some] = np.where(always, time, found)
+        return begins[self._slots[users]]
 
     def _slot(self, user: int, time: float) -> tuple[float, float]:
         """The first slot of a user's device that ends after a time: from when and until when."""

@@ -58,6 +58,7 @@ def test_slots_are_the_fleets() -> None:
         np.testing.assert_array_equal(there, fleet.available(everybody, time))
         begins = np.array([begin for begin, _ in found])
         np.testing.assert_array_equal(begins, fleet.next_available(everybody, time))
+        np.testing.assert_array_equal(begins, devices._begins(everybody, float(time)))
         ends = np.array([end for _, end in found])
         np.testing.assert_array_equal(ends[there], fleet.slot_end(everybody, time)[there])
         inside += int(there.sum())
