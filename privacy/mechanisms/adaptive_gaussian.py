@@ -152,7 +152,7 @@ class AdaptiveGaussian(FreshGaussian):
 
     def follow(self, clip_norm: float) -> None:
         """Take over the bound of the coming round from the process that moves it."""
-        self.load_state_dict({"clip_norm": clip_norm})
+        AdaptiveGaussian.load_state_dict(self, {"clip_norm": clip_norm})
 
     def state_dict(self) -> dict[str, float]:
         """The bound of the coming round."""

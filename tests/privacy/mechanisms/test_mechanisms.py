@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -224,6 +225,17 @@ def test_the_bound_moves_as_the_paper_says() -> None:
     assert release.clip_norm == CLIP
     assert release.noisy_fraction_unclipped == 0.75
     assert mechanism.clip_norm == pytest.approx(CLIP * math.exp(-0.2 * (0.75 - 0.25)))
+
+
+def test_a_mechanism_that_keeps_more_follows_the_bound() -> None:
+    class WithMomentum(adaptive_gaussian.AdaptiveGaussian):
+        def load_state_dict(self, state: Mapping[str, float]) -> None:
+            super().load_state_dict({"clip_norm": state["clip_norm"]})
+            self.velocity = state["velocity"]
+
+    mechanism = WithMomentum(adaptive_gaussian.Options(clip_norm=CLIP, quantile=0.5), NOISE)
+    mechanism.follow(2 * CLIP)
+    assert mechanism.clip_norm == 2 * CLIP
 
 
 def test_the_bound_stays_where_clipping_works() -> None:
