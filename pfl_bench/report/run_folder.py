@@ -122,13 +122,15 @@ def runs_below(folder: Path) -> list[Path]:
     """Find the run folders at and below a folder, sorted; RunFolderError if there is none.
 
     A folder that cannot be listed is among them: whoever reads it says so, and leaves out no run
-    in silence.
+    in silence. Shadow runs of an attack are no rows: they are found in ``shadows/`` itself alone.
     """
     found: list[Path] = []
     walk = os.walk(folder, onerror=lambda error: found.append(Path(error.filename)))
-    for place, _, names in walk if folder.is_dir() else ():
+    for place, inner, names in walk if folder.is_dir() else ():
         if {"config.yaml", "environment.json"} <= set(names):
             found.append(Path(place))
+        if Path(place).name == "shadows" and Path(place) != folder:
+            inner[:] = [name for name in inner if not name.startswith("shadow-")]
     if not found:
         has_none = "holds no run folder, which has config.yaml and environment.json"
         what = has_none if folder.is_dir() else "is no folder"

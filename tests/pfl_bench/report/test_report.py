@@ -334,6 +334,11 @@ def test_runs_below_a_folder_are_reported(tmp_path: Path) -> None:
     inner = [write_run(tmp_path / "runs" / str(k), f"row-{k}", "federated") for k in range(3)]
     assert named_runs([tmp_path / "runs", inner[1]]) == inner
     assert named_runs([inner[2], tmp_path / "runs"]) == [inner[2], *inner[:2]]
+    # The shadow runs of an attack are no rows; who names their folder gets them.
+    shadows = inner[0] / "attack" / "shadows"
+    shadow = write_run(shadows / "shadow-0000", "row-0", "federated")
+    assert named_runs([tmp_path / "runs"]) == inner
+    assert named_runs([shadows]) == [shadow]
     (tmp_path / "empty").mkdir()
     with pytest.raises(RunFolderError, match="empty holds no run folder"):
         named_runs([tmp_path / "empty"])
