@@ -102,10 +102,11 @@ def add_folder(folder: Path) -> None:
     if os.pathsep in place:
         raise PluginError(f"plugins: {folder}: a path with {os.pathsep!r} in it cannot be used")
     if not any((folder / group).is_dir() for group in GROUPS):
-        what = "has none" if folder.is_dir() else "is no folder"
+        inside = [path.parent for path in sorted(folder.glob("*/*")) if path.name in GROUPS]
+        example = f"which {inside[0]} has" if inside else f"as {folder / 'algorithms/mine.py'}"
         raise PluginError(
-            f"plugins: {folder} {what}: a folder of plug-ins has at least one of the subfolders "
-            f"{', '.join(GROUPS)}, such as {folder / 'algorithms' / 'my_method.py'}"
+            f"plugins: {folder} {'has none' if folder.is_dir() else 'is no folder'}: a folder of "
+            f"plug-ins has at least one of the subfolders {', '.join(GROUPS)}, {example}"
         )
     __path__.append(place)
     os.environ[FOLDERS] = os.pathsep.join(__path__)

@@ -481,7 +481,7 @@ def test_a_name_that_we_have_is_refused_with_both_places(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("given", "said"),
-    [("nowhere", "is no folder"), (".", "has none"), ("row.yaml", "is no folder")],
+    [("nowhere", "is no folder"), (".", "which methods has"), ("row.yaml", "is no folder")],
 )
 def test_what_is_no_folder_of_plug_ins_is_refused(
     given: str,
