@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from pfl_bench.data.held_task import HeldTask
 from pfl_bench.files import given_path
 from pfl_bench.types import ConfigError, UserInputError
 from privacy.errors import PrivacyError
@@ -65,6 +66,11 @@ def silence(show_progress: bool) -> contextlib.AbstractContextManager[object]:
 
 def override_texts(overrides: Mapping[str, Any]) -> list[str]:
     """Overrides as ``key=value``, by dotted key with ``__`` for the dot."""
+    if isinstance(overrides.get("task"), HeldTask):
+        raise ConfigError(
+            "task: a task of your own objects is no override of a row's file; give it to "
+            "`load_row(ROW, task=task)` and run each with `run_row`, or write the task as a plug-in"
+        )
     return [f"{key.replace('__', '.')}={_as_yaml(key, value)}" for key, value in overrides.items()]
 
 

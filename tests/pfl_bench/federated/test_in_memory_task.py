@@ -284,6 +284,12 @@ def test_datasets_and_users_with_further_examples_are_read() -> None:
     assert pfl_bench.load_row("demo/federated", task=task).config.evaluation.splits == []
 
 
+def test_calls_that_take_no_task_say_which_one_does(tmp_path: Path) -> None:
+    task = pfl_bench.in_memory_task("few", users(6, "u", 1), model=Net)
+    with pytest.raises(UserInputError, match=r"^task: .*`load_row\(ROW, task=task\)`.*plug-in"):
+        pfl_bench.run_table("demo", out=tmp_path, task=task)
+
+
 def test_what_a_row_evaluates_and_a_task_lacks_is_left_out(tmp_path: Path) -> None:
     task = pfl_bench.in_memory_task("few", users(6, "u", 1), test=users(2, "t", 2), model=Net)
     chosen = pfl_bench.load_row("flair/table3/federated_imagenet", task=task).config.evaluation
