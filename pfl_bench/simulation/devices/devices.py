@@ -125,7 +125,10 @@ class Fleet:
 
     def available(self, users: Ids, time: float) -> NDArray[np.bool_]:
         """Whether users are available at a time, shape (n,); see ``Availability.available``."""
-        return self.availability.available(self.trace[users], time)
+        slots, traces = self.availability, self.trace[users]
+        if len(slots) < len(traces):  # each trace once, whoever follows it
+            return slots.available(np.arange(len(slots)), time)[traces]
+        return slots.available(traces, time)
 
     def slot_end(self, users: Ids, time: float) -> Times:
         """Times at which users' slots end, shape (n,); see ``Availability.slot_end``."""
