@@ -102,8 +102,8 @@ class StoreWriter(SpooledExamples):
     Data is spooled to hidden temporary files beside the target. When the block ends without an
     exception the store is put together there, synchronised to disk and renamed to ``path`` in
     one step; with an exception all of it is removed and a file that was at ``path`` stays as it
-    was. Memory does not grow with the examples, only with users and appends (some tens of bytes
-    each).
+    was. Memory does not grow with the examples, only with users and appends (some hundred
+    bytes each).
 
     Users are sorted by identifier, so the order in which users arrive does not matter; the
     examples of one user stay in the order in which they were appended.
