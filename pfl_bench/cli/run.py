@@ -75,7 +75,8 @@ def _print_numbers(summary: dict[str, Any], out: Path) -> None:
     for metric, value in summary["metrics"].items():
         if not is_spread(metric):
             print_text(f"{metric:32} {float(value):.6g}")
-    print_text(f"distributions over clients: {out / 'summary.json'}\n")
+    has_spread = any(map(is_spread, summary["metrics"]))
+    print_text(f"distributions over clients: {out / 'summary.json'}\n" if has_spread else "")
 
 
 def _dry_run(resolved: ResolvedConfig, out: Path, resume: bool) -> int:

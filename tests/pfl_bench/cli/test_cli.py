@@ -68,6 +68,16 @@ def test_run_prints_statement_metrics_and_table(
     assert "not run again" in capsys.readouterr().err
 
 
+def test_a_run_that_evaluates_nothing_names_no_distributions(
+    config_file: Callable[..., Path], tmp_path: Path, capsys: Capture
+) -> None:
+    row = config_file("federated")
+    for splits, is_named in (("[]", False), ("[test]", True)):
+        settings = ["federated.num_rounds=1", f"evaluation.final_splits={splits}"]
+        assert main(["run", str(row), "--out", str(tmp_path / splits), *settings]) == 0
+        assert ("distributions over clients" in capsys.readouterr().out) == is_named
+
+
 def test_a_terminal_gets_the_statement_broken_between_words(
     monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
