@@ -139,7 +139,8 @@ class Devices:
         found = np.maximum(time, base + period * later[some] + slots.start[place])
         begins = np.full(len(first), math.inf)
         begins[some] = np.where(always, time, found)
-        return begins[self._slots[users]]
+        of_users: NDArray[np.float64] = begins[self._slots[users]]
+        return of_users
 
     def _slot(self, user: int, time: float) -> tuple[float, float]:
         """The first slot of a user's device that ends after a time: from when and until when."""
