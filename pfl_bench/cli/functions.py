@@ -150,9 +150,9 @@ def sweep(
     Returns:
         A list with ``frame``, of a dict for each run, the best first: "number", the values of the
         grid by their keys, "value" of the sweep's metric, "index" of the round or epoch that had
-        it, "folder", "epsilon_simulated" and "epsilon_actual" (None without privacy). Of a sweep
-        with a selection these are the trials, and ``OUT/selection.json`` names the one that is
-        released.
+        it, "folder", "epsilon_simulated" and "epsilon_actual" (of this run alone; None without
+        privacy). Its ``words`` name the best, and the price in privacy of all runs, or of the
+        selection, whose trials these are.
 
     Raises:
         UserInputError: The sweep is wrong, or a run was refused.
@@ -170,7 +170,7 @@ def sweep(
     if ran.code != EXIT_DONE:
         said = told.getvalue().strip().splitlines()
         raise RunFolderError("\n".join(["sweep: a run failed", *said[-4:]]))
-    return SweepResult(
+    found = SweepResult(
         {
             "number": result.combination.number,
             **result.combination.values,
@@ -182,6 +182,8 @@ def sweep(
         }
         for result in ran.results
     )
+    found.words = "\n\n".join(ran.words)
+    return found
 
 
 @in_python()

@@ -208,7 +208,17 @@ class TableResult(list[RunResult]):
 
 
 class SweepResult(list[dict[str, Any]]):
-    """Runs of a sweep: a list of what each came to, the best first."""
+    """Runs of a sweep: a list of what each came to, the best first.
+
+    Attributes:
+        words: Text below the table of ``pfl-bench sweep``: the best, and the price of all.
+    """
+
+    words = ""
+
+    def __repr__(self) -> str:
+        """The list, and the text: a run's epsilons are not what the choice costs."""
+        return f"{super().__repr__()}\n\n{self.words}".strip()
 
     def frame(self) -> pd.DataFrame:
         """The same as a table, one row per run; ConfigError if pandas is not installed."""

@@ -64,12 +64,14 @@ class Ran:
             trials of a selection.
         runs: All of them, with their summaries; None for one that is not finished.
         is_whole: Whether every run is finished that the choice rests on.
+        words: Paragraphs on the choice, and on the price of all in privacy.
     """
 
     results: list[Result]
     runs: _Runs
     is_whole: bool
     code: int
+    words: tuple[str, ...] = ()
 
 
 def run_sweep(sweep: LoadedSweep, arguments: argparse.Namespace, out: Path) -> Ran:
@@ -88,7 +90,7 @@ def run_sweep(sweep: LoadedSweep, arguments: argparse.Namespace, out: Path) -> R
         text = ("\n" if ran.results else "") + "\n\n".join(words)
         # A program that reads the table is not to meet any prose in it.
         write(text, sys.stdout if arguments.format in (None, "md") else sys.stderr)
-    return ran
+    return replace(ran, words=tuple(words))
 
 
 def _train(

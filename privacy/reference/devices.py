@@ -59,11 +59,6 @@ class Devices:
             for kind in kinds
         ]
         self._capacity, self._slots = assigned
-        # Ends of all slots, with the traces apart: ascending.
-        slots = self.traces.availability
-        self._apart = slots.period_s + 1
-        self._ends = np.repeat(np.arange(kinds[1]) * self._apart, np.diff(slots.offsets))
-        self._ends += slots.end
 
     def draw(
         self, number: int, seed: int, counts: NDArray[np.int64], last: NDArray[np.int64]
@@ -86,7 +81,7 @@ class Devices:
         chosen = users[rng.choice(len(users), size=size, replace=False, shuffle=False)]
         finished, gone, left = [], [start], []
         for user in sorted(chosen.tolist()):
-            begin, end = self._slot(user, start)
+            begin, end = self._slot(self._slots[user], start)
             download, training, upload = self._seconds(user)
             finish = start + download + training + upload
             if begin <= start and finish <= end:
@@ -126,25 +121,13 @@ class Devices:
         return down / rate, training, up / rate
 
     def _begins(self, users: NDArray[np.int64], time: float) -> NDArray[np.float64]:
-        """Of users, shape (n,), from when the slot is that ``_slot`` gives of each."""
-        slots, period = self.traces.availability, self._apart - 1
-        first, stop = slots.offsets[:-1], slots.offsets[1:]
-        base = math.floor(time / period) * float(period)
-        # Ends are whole seconds.
-        wanted = np.arange(len(first)) * self._apart + math.floor(time - base)
-        at = np.searchsorted(self._ends, wanted, side="right")
-        some, later = first < stop, at == stop
-        place = np.where(later, first, at)[some]
-        always = (slots.start[place] == 0) & (slots.end[place] == period)
-        found = np.maximum(time, base + period * later[some] + slots.start[place])
-        begins = np.full(len(first), math.inf)
-        begins[some] = np.where(always, time, found)
-        of_users: NDArray[np.float64] = begins[self._slots[users]]
-        return of_users
+        """From when the slot of each user's device is, shape (n,); many users share a trace."""
+        traces, place = np.unique(self._slots[users], return_inverse=True)
+        return np.array([self._slot(trace, time)[0] for trace in traces.tolist()])[place]
 
-    def _slot(self, user: int, time: float) -> tuple[float, float]:
-        """The first slot of a user's device that ends after a time: from when and until when."""
-        slots, trace = self.traces.availability, self._slots[user]
+    def _slot(self, trace: int, time: float) -> tuple[float, float]:
+        """The first slot of a trace that ends after a time: from when and until when."""
+        slots = self.traces.availability
         place = slice(slots.offsets[trace], slots.offsets[trace + 1])
         starts, ends, period = slots.start[place], slots.end[place], slots.period_s
         if not len(starts):

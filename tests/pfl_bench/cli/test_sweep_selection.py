@@ -13,6 +13,7 @@ import pytest
 import yaml
 from dp_accounting import dp_event, rdp
 
+import pfl_bench
 from pfl_bench.cli import run_many
 from pfl_bench.cli.main import main
 from pfl_bench.config.sweeps import load_sweep
@@ -113,9 +114,13 @@ def chosen_folder(out: Path) -> Path:
 def test_the_best_trial_carries_the_price_and_the_audit_derives_it(
     sweep_file: Callable[..., Path], tmp_path: Path, capsys: Capture
 ) -> None:
-    out = tmp_path / "runs"
-    assert main(["sweep", str(sweep_file()), "--out", str(out)]) == 0
+    path, out = sweep_file(), tmp_path / "runs"
+    assert main(["sweep", str(path), "--out", str(out)]) == 0
     printed = capsys.readouterr().out
+    found = pfl_bench.sweep(path, out)
+    assert "With the selection: epsilon (simulated)" in found.words
+    assert printed.rstrip().endswith(found.words)
+    assert repr(found).endswith(found.words)
     drawn = read(out / "selection.json")
     assert len(drawn["drawn"]) >= 2
     assert len({one["seed"] for one in drawn["drawn"]}) == len(drawn["drawn"])

@@ -53,7 +53,7 @@ def test_slots_are_the_fleets() -> None:
     edges = [*bounds.start[:40].tolist(), *bounds.end[:40].tolist(), 0, bounds.period_s]
     inside = 0
     for time in [*edges, *rng.uniform(0.0, 3.0 * bounds.period_s, 40).tolist()]:
-        found = [devices._slot(user, float(time)) for user in range(NUM)]
+        found = [devices._slot(devices._slots[user], float(time)) for user in range(NUM)]
         there = np.array([begin <= time for begin, _ in found])
         np.testing.assert_array_equal(there, fleet.available(everybody, time))
         begins = np.array([begin for begin, _ in found])
