@@ -149,7 +149,8 @@ def _imported(name: str) -> Any:
 def _add_plugin_folders(arguments: argparse.Namespace) -> None:
     if not getattr(arguments, "plugins", None):
         return
-    if hasattr(arguments, "overrides"):
+    # Where there is a --mechanism, key=value are its options.
+    if hasattr(arguments, "overrides") and not hasattr(arguments, "mechanism"):
         # They win over the file's, like any setting; the file's are added where both are wanted.
         arguments.overrides = [*arguments.overrides, f"plugins={json.dumps(arguments.plugins)}"]
         return

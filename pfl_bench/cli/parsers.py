@@ -206,6 +206,7 @@ def _add_privacy_setting(action: argparse.ArgumentParser) -> None:
     add(action, "--users U", "users of the run itself (default: N)", type=int)
     add(action, "--mechanism NAME", "default: gaussian")
     add_overrides(action, "options of --mechanism")
+    add_plugins(action)
 
 
 def _add_checks(commands: Commands) -> None:

@@ -383,3 +383,14 @@ def test_the_only_accountant_that_knows_the_rounds_is_taken(
     assert json.loads(capsys.readouterr().out)["accountant"] == "pld"
     # One that is named is not replaced.
     assert main([*asked, "--accountant", "rdp"]) == 2
+
+
+def test_a_mechanism_of_ones_own_is_accounted(capsys: Capture, tmp_path: Path) -> None:
+    assert main(["new", "mechanism", "steady", "--out", str(tmp_path)]) == 0
+    capsys.readouterr()
+    asked = ["epsilon", *SMALL, "--rounds", "5"]
+    own = ["--mechanism", "steady", "--plugins", str(tmp_path / f"{tmp_path.name}_plugins")]
+    assert answer_of(capsys, *asked, *own)["epsilon"] == answer_of(capsys, *asked)["epsilon"]
+    option = answer_of(capsys, *asked, *own, "clip_norm=2.0")
+    assert option["mechanism"] == "steady"
+    assert "clip_nrm" in refusal_of(capsys, *asked, *own, "clip_nrm=2.0")
