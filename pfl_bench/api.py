@@ -15,12 +15,21 @@ Nothing is printed unless ``show_progress`` asks for it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from weakref import WeakValueDictionary
 
-from pfl_bench.cli.python_calls import add_folders, folders_of, in_python, override_texts, silence
+from pfl_bench.cli.python_calls import (
+    add_folders,
+    folders_of,
+    held,
+    in_python,
+    override_texts,
+    silence,
+    task_texts,
+)
 from pfl_bench.cli.run_many import short_name, with_seeds
 from pfl_bench.cli.run_result import RunResult, TableResult, load_run
 from pfl_bench.config.loading import ResolvedConfig, load_config
@@ -65,27 +74,7 @@ def load_row(
     path = locate_row(str(given_path(name, "name")))
     folders = [str(folder) for folder in folders_of(plugins)]
     given = {"plugins": folders, **overrides} if folders else overrides
-    return load_config(path, override_texts({**_of_task(path, task), **given}))
-
-
-def _of_task(path: Path, task: HeldTask | Mapping[str, Any] | None) -> dict[str, Any]:
-    """The overrides by which a row trains a task in memory."""
-    if task is None or isinstance(task, Mapping):
-        return {} if task is None else {"task": task}
-    from pfl_bench.config.yaml_text import read_yaml
-
-    return _held(task).overrides(read_yaml(path), path.stem)
-
-
-def _held(task: Any) -> HeldTask:
-    """Check that an argument ``task`` is a task in memory."""
-    from pfl_bench.data.held_task import HeldTask
-
-    if not isinstance(task, HeldTask):
-        raise UserInputError(
-            f"task: {task!r:.60} is no task; give what pfl_bench.in_memory_task makes"
-        )
-    return task
+    return load_config(path, [*task_texts(task, path), *override_texts(given)])
 
 
 @in_python()
@@ -229,6 +218,7 @@ def run_table(
     out: str | Path | None = None,
     resume: bool = True,
     show_progress: bool = False,
+    task: HeldTask | Mapping[str, Any] | None = None,
     **overrides: Any,
 ) -> TableResult:
     """Run every row of a folder with seeds of its own; finished runs are read.
@@ -239,6 +229,7 @@ def run_table(
         out: Where run folders are made, ROW/seed-N; None for runs/FOLDER, as on the command line.
         resume: Go on with unfinished runs.
         show_progress: Write progress to standard error.
+        task: As ``load_row`` takes it, for each row.
         **overrides: As ``load_row`` takes them, for each row; those of a section ``federated``,
             ``central``, ``local`` or ``multitask`` for the rows that have it.
 
@@ -256,7 +247,8 @@ def run_table(
         )
     rows = rows_below(path)
     with silence(show_progress):
-        configurations = with_seeds(rows.values(), override_texts(overrides), seeds)
+        texts, of_row = override_texts(overrides), functools.partial(task_texts, task)
+        configurations = with_seeds(rows.values(), texts, seeds, of_row)
     return TableResult(
         run_row(
             resolved,
@@ -298,7 +290,7 @@ def audit(
     add_folders(plugins)
     path = given_path(folder, "folder")
     if task is not None:
-        recorded = _held(task).section()
+        recorded = held(task).section()
         used = load_config(path / "config.yaml").tree["task"]
         other = [key for key in ("content", "code") if used.get(key) != recorded[key]]
         if other:

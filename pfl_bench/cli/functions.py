@@ -7,23 +7,26 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pfl_bench.cli.arguments import check_empty
 from pfl_bench.cli.check_plugin import Checked, check_folder
 from pfl_bench.cli.list import rows_listed
 from pfl_bench.cli.main import EXIT_DONE
 from pfl_bench.cli.parsers import build_parser
-from pfl_bench.cli.python_calls import in_python, override_texts, silence
+from pfl_bench.cli.python_calls import in_python, override_texts, silence, task_texts
 from pfl_bench.cli.run_result import SweepResult
 from pfl_bench.cli.show import look
-from pfl_bench.config.row_files import locate
-from pfl_bench.config.sweeps import load_sweep
+from pfl_bench.config.row_files import locate, locate_row
+from pfl_bench.config.sweeps import OWN_KEYS, load_sweep, row_of
 from pfl_bench.files import given_path
 from pfl_bench.types import RunFolderError, UserInputError
+
+if TYPE_CHECKING:
+    from pfl_bench.data.held_task import HeldTask
 
 
 @in_python()
@@ -43,12 +46,19 @@ def list_rows(below: str | Path | None = None) -> list[dict[str, Any]]:
 
 
 @in_python()
-def show(row: str | Path, *, estimate: bool = True, **overrides: Any) -> dict[str, Any]:
+def show(
+    row: str | Path,
+    *,
+    estimate: bool = True,
+    task: HeldTask | Mapping[str, Any] | None = None,
+    **overrides: Any,
+) -> dict[str, Any]:
     """Show a row before it is run, as ``pfl-bench show --json`` does.
 
     Args:
         row: A file, or a bundled row.
         estimate: Measure on a few clients how long it will take.
+        task: As ``load_row`` takes it.
         **overrides: As ``load_row`` takes them.
 
     Returns:
@@ -59,8 +69,9 @@ def show(row: str | Path, *, estimate: bool = True, **overrides: Any) -> dict[st
         ConfigError: There is no such row, or it is wrong.
     """
     with silence(False):
-        texts = override_texts(overrides)
-        return look(str(given_path(row, "row")), texts, estimate).to_json_dict()
+        name = str(given_path(row, "row"))
+        texts = [*task_texts(task, locate_row(name)), *override_texts(overrides)]
+        return look(name, texts, estimate).to_json_dict()
 
 
 @in_python()
@@ -137,7 +148,12 @@ def leaderboard(
 
 @in_python()
 def sweep(
-    file: str | Path, out: str | Path, *, show_progress: bool = False, **overrides: Any
+    file: str | Path,
+    out: str | Path,
+    *,
+    show_progress: bool = False,
+    task: HeldTask | Mapping[str, Any] | None = None,
+    **overrides: Any,
 ) -> SweepResult:
     """Run a sweep, as ``pfl-bench sweep`` does; what is finished is not run again.
 
@@ -145,6 +161,7 @@ def sweep(
         file: Row, metric and grid of values.
         out: Folder of the runs, and of the sweep's table and price.
         show_progress: Write progress to standard error.
+        task: As ``load_row`` takes it, for every run.
         **overrides: As ``load_row`` takes them, for every run.
 
     Returns:
@@ -160,7 +177,8 @@ def sweep(
     from pfl_bench.cli.sweep import run_sweep
 
     path, home = locate(str(given_path(file, "file")), folder=False), given_path(out, "out")
-    texts = override_texts(overrides)
+    of_task = [t for t in task_texts(task, row_of(path)) if t.partition("=")[0] not in OWN_KEYS]
+    texts = [*of_task, *override_texts(overrides)]
     loaded = load_sweep(path, texts)
     arguments = build_parser().parse_args(["sweep", str(path), *texts, "--out", str(home)])
     told = io.StringIO()

@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from pfl_bench.config.yaml_text import read_yaml
 from pfl_bench.data.held_task import HeldTask
 from pfl_bench.files import given_path
 from pfl_bench.types import ConfigError, UserInputError
@@ -66,12 +67,23 @@ def silence(show_progress: bool) -> contextlib.AbstractContextManager[object]:
 
 def override_texts(overrides: Mapping[str, Any]) -> list[str]:
     """Overrides as ``key=value``, by dotted key with ``__`` for the dot."""
-    if isinstance(overrides.get("task"), HeldTask):
-        raise ConfigError(
-            "task: a task of your own objects is no override of a row's file; give it to "
-            "`load_row(ROW, task=task)` and run each with `run_row`, or write the task as a plug-in"
-        )
     return [f"{key.replace('__', '.')}={_as_yaml(key, value)}" for key, value in overrides.items()]
+
+
+def task_texts(task: HeldTask | Mapping[str, Any] | None, row: Path) -> list[str]:
+    """Overrides by which a row trains a task in memory; those of a dict as any; of None none."""
+    if task is None or isinstance(task, Mapping):
+        return [] if task is None else override_texts({"task": task})
+    return override_texts(held(task).overrides(read_yaml(row), row.stem))
+
+
+def held(task: Any) -> HeldTask:
+    """Check that an argument ``task`` is a task in memory."""
+    if not isinstance(task, HeldTask):
+        raise UserInputError(
+            f"task: {task!r:.60} is no task; give what pfl_bench.in_memory_task makes"
+        )
+    return task
 
 
 def _as_yaml(key: str, value: Any) -> str:

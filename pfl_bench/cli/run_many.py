@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -50,17 +50,22 @@ def short_name(path: Path) -> Path:
 
 
 def with_seeds(
-    rows: Iterable[Path], overrides: Sequence[str], seeds: int
+    rows: Iterable[Path],
+    overrides: Sequence[str],
+    seeds: int,
+    of_row: Callable[[Path], Sequence[str]] = lambda _: (),
 ) -> dict[Path, list[ResolvedConfig]]:
     """The configurations of rows, once for each of so many seeds.
 
-    Says which overrides are not applied to which rows (``fit_overrides``).
+    Says which overrides are not applied to which rows (``fit_overrides``). ``of_row`` gives those
+    that a row has to itself, over which the others win.
     """
     fitting, left_out = fit_overrides(rows, overrides)
     for text in left_out:
         say(text)
     found = {}
-    for row, own in fitting.items():
+    for row, fits in fitting.items():
+        own = [*of_row(row), *fits]
         first = load_config(row, own)
         more = range(first.config.seed + 1, first.config.seed + seeds)
         found[row] = [first, *(load_config(row, [*own, f"seed={seed}"]) for seed in more)]

@@ -248,7 +248,8 @@ def _run_selection(
             "compared; leave it out, or take selection out of the sweep's file"
         )
     trials, record = drawn_trials(sweep, out)
-    say(f"{sweep.path}: {len(trials)} trials of {len(sweep.combinations)} points")
+    shown = f"{len(trials)} trial{'s' * (len(trials) != 1)}"
+    say(f"{sweep.path}: {shown} of {len(sweep.combinations)} points")
     if not trials:
         text = (
             "The number of trials was drawn, and is 0: nothing is trained or released. The price "

@@ -20,6 +20,7 @@ from torch.nn import functional
 from torch.utils.data import Dataset, TensorDataset
 
 import pfl_bench
+from pfl_bench.cli.main import main
 from pfl_bench.client.model_checks import mixing_layer
 from pfl_bench.data.code_digest import code_digest
 from pfl_bench.federated.parts import build_run
@@ -284,10 +285,32 @@ def test_datasets_and_users_with_further_examples_are_read() -> None:
     assert pfl_bench.load_row("demo/federated", task=task).config.evaluation.splits == []
 
 
-def test_calls_that_take_no_task_say_which_one_does(tmp_path: Path) -> None:
-    task = pfl_bench.in_memory_task("few", users(6, "u", 1), model=Net)
-    with pytest.raises(UserInputError, match=r"^task: .*`load_row\(ROW, task=task\)`.*plug-in"):
-        pfl_bench.run_table("demo", out=tmp_path, task=task)
+def test_tables_sweeps_and_show_take_it(tmp_path: Path) -> None:
+    splits = {"val": users(6, "v", 2), "test": users(6, "t", 3)}
+    task = pfl_bench.in_memory_task("few", users(24, "u", 1), **splits, model=Net)
+    rows, short = tmp_path / "rows", {"federated__num_rounds": 2, "federated__cohort_size": 4}
+    rows.mkdir()
+    for name in ("central", "federated"):
+        assert main(["copy", f"demo/{name}.yaml", str(rows / f"{name}.yaml")]) == 0
+    row = rows / "federated.yaml"
+    shown = pfl_bench.show(row, estimate=False, task=task, **short)
+    assert shown["config"]["task"]["title"] == "few"
+    table = pfl_bench.run_table(rows, 2, out=tmp_path / "table", task=task, **short, **EXAMPLES)
+    trained = {(run.summary["setting"], run.summary["seed"]) for run in table}
+    assert trained == {(setting, seed) for setting in ("central", "federated") for seed in (0, 1)}
+    assert {run.summary["task"] for run in table} == {"in_memory"}
+    one = pfl_bench.run_row(pfl_bench.load_row(row, task=task, **short), tmp_path / "one")
+    digest = one.summary["model_sha256"]
+    assert digest in {run.summary["model_sha256"] for run in table if run.summary["seed"] == 0}
+    file = tmp_path / "sweep.yaml"
+    grid = "grid: {federated.local_learning_rate: [1.0e-6, 0.5]}"
+    file.write_text(f"version: 1\nrow: {row}\nmetric: val/loss\n{grid}\n", encoding="utf-8")
+    found = pfl_bench.sweep(file, tmp_path / "sweep", task=task, **short)
+    assert {one["federated.local_learning_rate"] for one in found} == {0.5, 1.0e-6}
+    assert found[0]["value"] < found[1]["value"]
+    for call, given in ((pfl_bench.show, row), (pfl_bench.run_table, rows)):
+        with pytest.raises(UserInputError, match=r"^task: 3 is no task; give what"):
+            call(given, task=3)
 
 
 def test_what_a_row_evaluates_and_a_task_lacks_is_left_out(tmp_path: Path) -> None:
