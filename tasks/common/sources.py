@@ -37,13 +37,16 @@ class DamagedInputError(DataError):
 
 
 def reason(error: Exception, most: int = 200) -> str:
-    """Message of an exception, in one line of at most ``most`` characters."""
+    """Message of an exception, in one line; of a long one, ``most`` characters of both ends."""
     if isinstance(error, UnicodeDecodeError):
         return f"not text in {error.encoding.upper()}: {error.reason}"
     said = error.args[0] if error.args else ""
     # Some backends of ijson give bytes.
     text = said.decode(errors="replace") if isinstance(said, bytes) else str(error)
-    return " ".join(text.split())[:most] or type(error).__name__
+    text = " ".join(text.split()) or type(error).__name__
+    half = most // 2
+    # The cause often comes last.
+    return text if len(text) <= most else f"{text[:half]} ... {text[-half:]}"
 
 
 @contextmanager

@@ -31,6 +31,7 @@ _SPLIT_WORD = re.compile(
     r"(?<![a-z])(?:(?P<train>train(?:ing)?)|(?P<val>validation|valid|val|dev)"
     r"|(?P<test>test(?:ing)?|eval(?:uation)?))(?![a-z])"
 )
+_MEND = "get it anew if it is cut; CSV and JSON are UTF-8, a column of one type, a JSON row 1 MiB"
 _OF_INPUT = "images (bytes, or the Hub's struct of bytes and path), lists of numbers, or text"
 
 
@@ -126,9 +127,10 @@ def _batches(path: Path, columns: list[str]) -> Iterator[tuple[int, Any, Any]]:
     import pyarrow
     from pyarrow import csv, dataset
 
-    texts = csv.ParseOptions(newlines_in_values=True)
-    formats = {".csv": dataset.CsvFileFormat(texts), ".jsonl": "json"}
-    with reading(path, pyarrow.ArrowException):
+    # Not binary where text is no UTF-8, which is refused below.
+    texts = csv.ParseOptions(newlines_in_values=True), None, csv.ConvertOptions(check_utf8=False)
+    formats = {".csv": dataset.CsvFileFormat(*texts), ".jsonl": "json"}
+    with reading(path, pyarrow.ArrowException, mend=_MEND):
         file = dataset.dataset(regular(path), format=formats.get(path.suffix.lower(), "parquet"))
         there = file.schema.names
         for column in columns:
@@ -143,6 +145,7 @@ def _batches(path: Path, columns: list[str]) -> Iterator[tuple[int, Any, Any]]:
             columns=columns, batch_size=ROWS_AT_ONCE, batch_readahead=1, use_threads=False
         )
         for batch in scanner.to_batches():
+            batch.validate(full=True)
             if batch.num_rows:
                 yield first, file.schema, batch
             first += batch.num_rows
@@ -286,12 +289,8 @@ def _pictures(rows: Rows, options: InputOptions, shape: Shape | None) -> NDArray
         shape = shape or pixels.shape
         if pixels.shape != shape or shape[1] != shape[2]:
             sizes = " x ".join(map(str, pixels.shape[:0:-1]))
-            raise rows.refused(
-                row,
-                "input",
-                f"the image has {sizes} pixels; all must be squares of the first one's size: "
-                "resize them by size=N, such as size=32",
-            )
+            fault = f"the image has {sizes} pixels; all must be squares of the first one's size: "
+            raise rows.refused(row, "input", fault + "resize them by size=N, such as size=32")
         pictures.append(pixels)
     return np.stack(pictures)
 

@@ -283,6 +283,32 @@ def test_wrong_files_are_refused(tmp_path: Path) -> None:
         prepared(source, "split_by=example")
 
 
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([b'{"x": "caf\xe9", "y": 1}'], "UTF8.*CSV and JSON are UTF-8"),
+        ([b'{"x": "a", "y": 1}', b'{"x": "b", "y": "1"}'], "/y.*number to string.*one type"),
+        ([b'{"x": "a", "y": 1}', b'{"x": "%s", "y": 1}' % (b"a" * 2**21)], "block.*1 MiB"),
+    ],
+)
+def test_json_lines_that_arrow_does_not_read_are_refused(
+    lines: list[bytes], message: str, tmp_path: Path
+) -> None:
+    source = tmp_path / ("a-long-name" * 10) / "train.jsonl"
+    source.parent.mkdir()
+    source.write_bytes(b"\n".join(lines) + b"\n")
+    with pytest.raises(DataError, match=message):
+        prepared(source.parent)
+
+
+def test_comma_separated_text_in_latin_1_is_not_taken_for_images(tmp_path: Path) -> None:
+    source = tmp_path / "raw" / "train.csv"
+    source.parent.mkdir()
+    source.write_bytes(b"x,y\ncaf\xe9,1\n")
+    with pytest.raises(DataError, match=r"UTF8.*CSV and JSON are UTF-8"):
+        prepared(source.parent)
+
+
 def test_a_pipe_is_refused_and_not_waited_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
