@@ -131,9 +131,9 @@ def drawn_twice() -> Row:
     return Row(
         peer="pfl-research (pfl 0.6.0)",
         files="pfl/data/sampling.py, benchmarks/dataset/flair/pytorch.py 7a54be0",
-        error="each place of the cohort is drawn from all users, so a user can have several, "
-        f"and moves the sum by as many bounds ({twice:.1f} users a round here); accounted as "
-        "Poisson's",
+        error="the sampler `random`, which the FLAIR benchmark takes, draws each place of the "
+        "cohort from all users, so a user can have several, and moves the sum by as many bounds "
+        f"({twice:.1f} users a round here); accounted as Poisson's",
         setting="100 of 1,000 users, 100 rounds, noise multiplier 1, delta 1e-5",
         quantity="epsilon",
         claimed=epsilon(poisson(users, cohort), noise, rounds, delta, "pld"),
@@ -155,8 +155,8 @@ def ten_million() -> Row:
         peer="pfl-research 92ef79a",
         files="benchmarks/utils/argument_parsing.py, benchmarks/flair/configs/"
         "baseline.yaml 2c77da1",
-        error="`--population` is 10,000,000 unless it is set, and the FLAIR benchmark does not set "
-        "it",
+        error="`--population` is 10,000,000 unless it is set, and the FLAIR benchmark's file, "
+        "whose DP baseline is to be turned on by hand, does not set it",
         setting="FLAIR's 41,131 users, cohort 5,000, 5,000 rounds, noise multiplier "
         f"{noise:g}, delta 1e-5, PLD",
         quantity="epsilon",
@@ -183,7 +183,8 @@ def banded_rate() -> Row:
         files="benchmarks/utils/argument_parsing.py, pfl/privacy/ftrl_mechanism.py (pfl 0.6.0)",
         error=f"banded matrix factorisation is accounted as {count} rounds at rate cohort / "
         f"population; the theorem's rate is {separation} times that, of users assigned to "
-        f"{separation} groups, and the FLAIR benchmark's sampler keeps nobody apart",
+        f"{separation} groups (the true number is theirs), and the FLAIR benchmark's sampler keeps "
+        "nobody apart, of which nothing is proven",
         setting="FLAIR's file with this mechanism, else defaults: 5,000 of 10,000,000 users, "
         f"separation 48, 5,000 rounds, noise multiplier {noise:g}, delta 1e-5, PLD",
         quantity="epsilon",

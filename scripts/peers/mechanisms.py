@@ -36,7 +36,8 @@ def raised_noise() -> Row:
         peer="opacus 1.5.2, 1.5.4; FLSim 6a41f5f",
         files="opacus/optimizers/adaclipoptimizer.py; flsim/privacy/privacy_engine.py",
         error=f"adaptive clipping: the multiplier that is left for the update ({raised:.4f}) is "
-        "also the one that is accounted, so the noisy count goes unpaid (opacus 1.6.0 mended it)",
+        "also the one that is accounted, so the noisy count goes unpaid (opacus 1.6.0 mended "
+        "it). The count has row 8's error too, which is not in this number",
         setting="20 of 1,000, 500 rounds, multiplier 1, count noise 1 (cohort / 20), delta 1e-5",
         quantity="epsilon",
         claimed=epsilon(sampling, raised, rounds, delta, "rdp"),
@@ -132,7 +133,8 @@ def next_bound() -> Row:
         peer="flwr 1.41.0, 1.42.0",
         files="flwr/serverapp/strategy/dp_adaptive_clipping.py",
         error="the bound moves before the noise is scaled to it, so the noise is that of the next "
-        "round's bound, smaller whenever the bound falls",
+        "round's bound, smaller whenever the bound falls. The count has row 8's error too, which "
+        "is not in this number",
         setting="all of 100 updates clipped, rate 0.2, quantile 0.5, count noise 5",
         quantity="noise multiplier",
         claimed=noise,
@@ -199,8 +201,9 @@ def local_epsilon() -> Row:
         peer="msrflute c28e2e6",
         files="extensions/privacy/__init__.py, configs/hello_world_nlg_gru_json.yaml 4eda3ea",
         error="local noise by sqrt(2 ln(1.25 / delta)) / epsilon, which is proven for epsilon up "
-        "to 1, in multiples of the bound, where two updates can be two bounds apart (flwr's "
-        "LocalDpMod has the same formula, unchecked)",
+        "to 1, in multiples of the bound (which is the weight's too where that is noised), where "
+        "two updates can be two bounds apart (LocalDpMod of flwr 1.42.0 has the same formula for "
+        "any epsilon, of a sensitivity that its user states)",
         setting="eps 100 (suggested in a comment of its sample configuration), delta 1e-7 (its "
         "default), one update",
         quantity="local epsilon",
