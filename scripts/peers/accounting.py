@@ -130,7 +130,8 @@ def drawn_twice() -> Row:
     twice = users * (1.0 - weights[0] - weights[1])
     return Row(
         peer="pfl-research (pfl 0.6.0)",
-        files="pfl/data/sampling.py, benchmarks/dataset/flair/pytorch.py 7a54be0",
+        files="pfl/data/sampling.py, pfl/privacy/privacy_accountant.py, "
+        "benchmarks/dataset/flair/pytorch.py 7a54be0",
         error="the sampler `random`, which the FLAIR benchmark takes, draws each place of the "
         "cohort from all users, so a user can have several, and moves the sum by as many bounds "
         f"({twice:.1f} users a round here); accounted as Poisson's",
@@ -180,7 +181,8 @@ def banded_rate() -> Row:
     cyclic = Participation.named("cyclic_poisson", users, COHORT, separation)
     return Row(
         peer="pfl-research 92ef79a",
-        files="benchmarks/utils/argument_parsing.py, pfl/privacy/ftrl_mechanism.py (pfl 0.6.0)",
+        files="benchmarks/utils/argument_parsing.py, benchmarks/dataset/flair/pytorch.py "
+        "7a54be0, pfl/privacy/ftrl_mechanism.py (pfl 0.6.0)",
         error=f"banded matrix factorisation is accounted as {count} rounds at rate cohort / "
         f"population; the theorem's rate is {separation} times that, of users assigned to "
         f"{separation} groups (the true number is theirs), and the FLAIR benchmark's sampler keeps "

@@ -34,7 +34,8 @@ def raised_noise() -> Row:
     assert composed == sampled_gaussian(sampling, noise, rounds)
     return Row(
         peer="opacus 1.5.2, 1.5.4; FLSim 6a41f5f",
-        files="opacus/optimizers/adaclipoptimizer.py; flsim/privacy/privacy_engine.py",
+        files="opacus/optimizers/adaclipoptimizer.py, opacus/accountants/accountant.py; "
+        "flsim/privacy/privacy_engine.py, user_update_clip.py",
         error=f"adaptive clipping: the multiplier that is left for the update ({raised:.4f}) is "
         "also the one that is accounted, so the noisy count goes unpaid (opacus 1.6.0 mended "
         "it). The count has row 8's error too, which is not in this number",
@@ -199,7 +200,8 @@ def local_epsilon() -> Row:
     near = compose_epsilon([sampled_gaussian(one, noise, 1)], delta, "pld")
     return Row(
         peer="msrflute c28e2e6",
-        files="extensions/privacy/__init__.py, configs/hello_world_nlg_gru_json.yaml 4eda3ea",
+        files="extensions/privacy/__init__.py, configs/hello_world_nlg_gru_json.yaml 4eda3ea; "
+        "flwr/clientapp/mod/localdp_mod.py",
         error="local noise by sqrt(2 ln(1.25 / delta)) / epsilon, which is proven for epsilon up "
         "to 1, in multiples of the bound (which is the weight's too where that is noised), where "
         "two updates can be two bounds apart (LocalDpMod of flwr 1.42.0 has the same formula for "
