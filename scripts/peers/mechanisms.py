@@ -38,7 +38,7 @@ def raised_noise() -> Row:
         "flsim/privacy/privacy_engine.py, user_update_clip.py",
         error=f"adaptive clipping: the multiplier that is left for the update ({raised:.4f}) is "
         "also the one that is accounted, so the noisy count goes unpaid (opacus 1.6.0 mended "
-        "it). The count has row 8's error too, which is not in this number",
+        "it). The number is of centred bits (row 8)",
         setting="20 of 1,000, 500 rounds, multiplier 1, count noise 1 (cohort / 20), delta 1e-5",
         quantity="epsilon",
         claimed=epsilon(sampling, raised, rounds, delta, "rdp"),
@@ -134,8 +134,7 @@ def next_bound() -> Row:
         peer="flwr 1.41.0, 1.42.0",
         files="flwr/serverapp/strategy/dp_adaptive_clipping.py",
         error="the bound moves before the noise is scaled to it, so the noise is that of the next "
-        "round's bound, smaller whenever the bound falls. The count has row 8's error too, which "
-        "is not in this number",
+        "round's bound, smaller whenever the bound falls. The number is of centred bits (row 8)",
         setting="all of 100 updates clipped, rate 0.2, quantile 0.5, count noise 5",
         quantity="noise multiplier",
         claimed=noise,
