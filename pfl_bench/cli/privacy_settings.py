@@ -1,9 +1,10 @@
 """Arguments that the actions of ``pfl-bench privacy`` share, as settings to be accounted.
 
-Guarantee: unit user. With ``--noise-cohort`` or ``--users`` there are two settings, as in a run's
-statement: *simulated*, a deployment of ``--population`` users of whom ``--noise-cohort`` take part
-in a round; and *actual*, a run of ``--users`` users of whom ``--cohort`` take part, with noise
-scaled by the ratio of the cohorts. Without them both are one.
+Guarantee: unit user, or example where ``--sampling`` draws examples. With ``--noise-cohort`` or
+``--users`` there are two settings, as in a run's statement: *simulated*, a deployment of
+``--population`` users of whom ``--noise-cohort`` take part in a round; and *actual*, a run of
+``--users`` users of whom ``--cohort`` take part, with noise scaled by the ratio of the cohorts.
+Without them both are one.
 """
 
 from __future__ import annotations
@@ -131,6 +132,11 @@ def settings_of(
     return found
 
 
+def unit_of(scheme: SamplingScheme) -> str:
+    """Whom rounds of this scheme protect: "user", or "example" of central training."""
+    return "example" if scheme.of_examples else "user"
+
+
 def account(
     arguments: argparse.Namespace,
     composition: MechanismComposition,
@@ -154,7 +160,7 @@ def account(
     adjacency = settings["simulated"].composed(noise_multiplier, rounds).adjacency
     found = [one.accounted(rounds) for one in settings.values()]
     return Guarantee(
-        unit="user",
+        unit=unit_of(scheme),
         adjacency=adjacency,
         mechanism=mechanism,
         accountant=accountant,

@@ -122,7 +122,7 @@ def _row(
 def _notes(arguments: argparse.Namespace, pair: Guarantee, refusals: dict[str, str]) -> list[str]:
     capped = arguments.max_participations is not None
     notes = [
-        f"Unit user, adjacency {pair.adjacency}, sampling {arguments.sampling}"
+        f"Unit {pair.unit}, adjacency {pair.adjacency}, sampling {arguments.sampling}"
         + (f", separation {arguments.separation}" if arguments.separation > 1 else "")
         + (f", at most {arguments.max_participations} rounds a user" if capped else "")
         + (f", mechanism {arguments.mechanism}" if arguments.mechanism else "")
@@ -133,8 +133,9 @@ def _notes(arguments: argparse.Namespace, pair: Guarantee, refusals: dict[str, s
         label = f"{side}: " if shared.simulates(arguments) else ""
         scaled = "" if side == "simulated" else ", noise scaled by the ratio of the cohorts"
         notes.append(
-            f"{label}{accounted.cohort_size} of {accounted.population_size} users a round (q = "
-            f"{accounted.sampling_probability:.4g}), delta {small(accounted.delta, 4)}{scaled}."
+            f"{label}{accounted.cohort_size} of {accounted.population_size} {pair.unit}s a "
+            f"{pair.step} (q = {accounted.sampling_probability:.4g}), delta "
+            f"{small(accounted.delta, 4)}{scaled}."
         )
     return [
         *notes,
@@ -158,7 +159,7 @@ def _document(
             key = f"epsilon_{side}" if len(sides) > 1 else "epsilon"
             row[key] = {k: None if one is None else json_epsilon(one) for k, one in found.items()}
         rows.append(row)
-    document = {"unit": "user", "sampling": arguments.sampling, "rows": rows, "notes": notes}
+    document = {"unit": pair.unit, "sampling": arguments.sampling, "rows": rows, "notes": notes}
     for side in sides:
         facts = shared.accounted_to_json(getattr(pair, side))
         kept = ("population_size", "cohort_size", "sampling_probability", "delta")

@@ -92,7 +92,8 @@ def _of_arguments(arguments: argparse.Namespace) -> _Question:
     shared.check_noise_cohort(arguments)
     composition = shared.mechanism_composition(arguments)
     sides = shared.settings_of(arguments, composition, 1.0, "rdp")
-    return _Question("user", arguments.rounds, arguments.noise_multiplier, sides)
+    unit = shared.unit_of(shared.scheme_of(arguments))
+    return _Question(unit, arguments.rounds, arguments.noise_multiplier, sides)
 
 
 def _of_row(arguments: argparse.Namespace) -> _Question:

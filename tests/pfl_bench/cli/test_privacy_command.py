@@ -189,6 +189,26 @@ def test_users_who_are_selected(capsys: Capture) -> None:
     assert "4 under poisson sampling" in message
 
 
+def test_shuffled_batches_are_of_examples(capsys: Capture) -> None:
+    """Only central training draws them, which protects no user."""
+    arguments = [*SMALL, "--rounds", "20", "--sampling", "shuffled", "--delta", "1e-4"]
+    answer = answer_of(capsys, "epsilon", *arguments, "--explain")
+    assert answer["unit"] == "example"
+    told = str(answer["explanation"])
+    assert "Unit: one example." in told
+    assert "for 1,000 examples, 100 of them a step, 20 steps" in told
+    assert "with all the data that this user holds" not in told
+    table = ["table", *arguments]
+    assert main(["privacy", *table]) == 0
+    printed = capsys.readouterr()
+    said = printed.out + printed.err
+    assert "Unit example" in said
+    assert "100 of 1000 examples a step" in said
+    assert main(["privacy", *table, "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["unit"] == "example"
+    assert answer_of(capsys, "tuning", *arguments, "--mean", "4")["unit"] == "example"
+
+
 def test_explain_has_every_heading(capsys: Capture) -> None:
     arguments = ["epsilon", "--noise-multiplier", "18.668", *RUN, "--explain"]
     told = answer_of(capsys, *arguments)["explanation"]
