@@ -314,7 +314,8 @@ def _notes(runs: Sequence[RunSummary], metric: str, values: Sequence[float | Non
     stopped = [run for run in runs if run.status == "budget_exhausted"]
     if stopped:
         rounds = ", ".join(sorted({str(run.rounds or "?") for run in stopped}))
-        noun = "round" if rounds == "1" else "rounds"
+        noun = "epoch" if stopped[0].setting.startswith("central") else "round"
+        noun += "" if rounds == "1" else "s"
         notes.append(f"stopped by the privacy budget after {rounds} {noun}")
     notes += [
         f"the seeds differ in their {side} epsilon, the largest is shown"

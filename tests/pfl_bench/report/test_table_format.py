@@ -412,6 +412,8 @@ def test_one_round_before_the_budget_is_no_plural() -> None:
     stopped = {**summary(published=None, status="budget_exhausted"), "rounds": 1}
     row = rows_from_summaries([stopped])[0]
     assert row.note == "stopped by the privacy budget after 1 round"
+    row = rows_from_summaries([{**stopped, "setting": "central_dp"}])[0]
+    assert row.note == "stopped by the privacy budget after 1 epoch"
 
 
 def test_a_value_that_one_seed_lacks_is_noted() -> None:
