@@ -123,7 +123,7 @@ def _head(
         diverged = ", of a training that diverged" if entry.diverged else ""
         told = f"{entry.metric}{best} {entry.value:g} {judged}{diverged}: {entry.source}"
         yield from _wrapped(told)
-    for difference in resolved.not_the_row:
+    for difference in resolved.not_the_row if config.expected else ():
         yield from _wrapped(f"not compared with it: {difference}")
 
 

@@ -197,14 +197,14 @@ def results_key(run: RunSummary) -> str:
 def headline_metrics(summary: RunSummary) -> list[str]:
     """Name the metric that speaks for a run without expected values; none without any metric.
 
-    It is of the test split, else of any: the first that the families of metrics name, else the
-    first.
+    It is of the test split, else of any: the first that the families of metrics name, of clients'
+    own models where they have some beside the central one, else the first.
     """
     names = [name for name in summary.metrics if name.startswith("test/")] or list(summary.metrics)
     for wanted in MetricDirections.of_recorded(summary.metric_directions).headlines:
-        named = [name for name in names if name.rsplit("/", 1)[-1] == wanted]
-        if named:
-            return named[:1]
+        for own in (f"personal_{wanted}", wanted):
+            if named := [name for name in names if name.rsplit("/", 1)[-1] == own]:
+                return named[:1]
     return names[:1]
 
 
@@ -299,24 +299,24 @@ def _notes(runs: Sequence[RunSummary], metric: str, values: Sequence[float | Non
     if len(data) > 1:
         notes.append("the seeds saw different data: " + ", ".join(data))
     seeds = [run.seed for run in runs]
-    if note := seeds_note(seeds):
-        notes.append(note)
+    notes += filter(None, [seeds_note(seeds)])
     if any("selection" in (run.privacy or {}) for run in runs):
         notes.append("epsilon is that of the best of a random number of trials")
     if any(run.pinned_nonce for run in runs):
         notes.append("private draws of a pinned nonce")
+    if any(run.fine_tuned for run in runs):
+        notes.append("each client's model was fine-tuned on its own examples before it was tested")
     repeated = sorted({seed for seed in seeds if seeds.count(seed) > 1})
     if which := ", ".join(map(str, repeated)):
         notes.append(f"{runs_of_seeds(len(seeds), len(set(seeds)))}, several of seed {which}")
-    missing = [str(run.seed) for run, value in zip(runs, values, strict=True) if value is None]
-    if missing:
+    if missing := [str(r.seed) for r, value in zip(runs, values, strict=True) if value is None]:
         notes.append("not measured by seed " + ", ".join(missing))
     stopped = [run for run in runs if run.status == "budget_exhausted"]
     if stopped:
         rounds = ", ".join(sorted({str(run.rounds or "?") for run in stopped}))
         noun = "epoch" if stopped[0].setting.startswith("central") else "round"
-        noun += "" if rounds == "1" else "s"
-        notes.append(f"stopped by the privacy budget after {rounds} {noun}")
+        ends = "" if rounds == "1" else "s"
+        notes.append(f"stopped by the privacy budget after {rounds} {noun}{ends}")
     notes += [
         f"the seeds differ in their {side} epsilon, the largest is shown"
         for side in ("simulated", "actual")

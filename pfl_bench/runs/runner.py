@@ -302,8 +302,7 @@ class _Run:
         ledger = trainer.ledger_digest(done)
         model_digest = None if ledger is None else tensor_digest(parts.model.vector)
         with phase("evaluation"):
-            splits = self._config.evaluation.final_splits
-            metrics, self._strata = self._evaluator.evaluate(splits)
+            metrics, self._strata = self._evaluator.evaluate(self._config.evaluation.final_splits)
         self._look(done, metrics)
         facts = parts.task.facts
         # In full in a file of its own.
@@ -337,6 +336,7 @@ class _Run:
             "privacy": trainer.statement(done),
             "canaries": canaries,
             "pinned_nonce": getattr(self._config.privacy, "nonce", None) is not None,
+            "fine_tuned": self._config.evaluation.adaptation is not None,
             # What names the ledger's last line, so that it cannot be edited unseen.
             "ledger_digest": ledger,
             "model_sha256": model_digest,

@@ -143,7 +143,7 @@ LAYOUTS: dict[str, Any] = {
         **_each("text", "status departure ledger_digest model_sha256 settings_sha256"),
         **_each("whole number", "rounds num_parameters"),
         "seconds": "number",
-        "pinned_nonce": "flag",
+        **dict.fromkeys(("pinned_nonce", "fine_tuned"), "flag"),
         "expected": [dict.fromkeys((each.name for each in fields(ExpectedResult)), "any")],
         "metrics": {...: "number"},
         "metric_directions": {"lower_is_better!": ["text"], "headlines!": ["text"]},

@@ -113,6 +113,7 @@ class RunSummary:
     departure: str
     edited: str
     pinned_nonce: bool
+    fine_tuned: bool
     settings_sha256: str | None
     model_sha256: str | None
     systems: Mapping[str, Any]
@@ -154,6 +155,7 @@ class RunSummary:
             seconds=as_float(document.get("seconds")),
             diverged=document.get("diverged") or None,
             pinned_nonce=bool(document.get("pinned_nonce")),
+            fine_tuned=bool(document.get("fine_tuned")),
             budgets=tuple(document.get("budgets") or ()),
         )
 

@@ -80,6 +80,7 @@ def check_users(request: PlanRequest) -> None:
             "cohort can be drawn without drawing a user twice; lower cohort_size "
             "(noise_cohort_size may stay larger, within population_size)"
         )
+    whose = "its"
     if population_size != num_users and not request.hypothetical_population:
         refusals.append(
             f"population_size is {population_size}, but the data have {num_users} users: the "
@@ -87,12 +88,12 @@ def check_users(request: PlanRequest) -> None:
             "the data's users, or declare hypothetical_population: true, which the privacy "
             "statement will say"
         )
-        population_size = num_users
+        population_size, whose = num_users, "the data's"
     noise_cohort = request.noise_cohort_size or min(cohort_size, num_users)
     if noise_cohort > population_size:
         refusals.append(
             f"a round of the simulated deployment has {noise_cohort} users (noise_cohort_size, "
-            f"else cohort_size), but its population_size is {population_size}: the sampling "
+            f"else cohort_size), but {whose} population is {population_size}: the sampling "
             "probability would exceed 1; lower noise_cohort_size"
         )
     if refused := delta_refusal(request.delta, max(population_size, num_users)):

@@ -133,6 +133,8 @@ def _named(run: OpenedRun, inputs: AuditInputs, directions: MetricDirections) ->
         and {key: inputs.canaries.get(key) for key in CANARIES_IN_SUMMARY},
         **{f"data.{key}": to_json_value(facts[key]) for key in facts if key in wanted},
     }
+    if "fine_tuned" in summary:  # not of runs of before
+        named["fine_tuned"] = config.evaluation.adaptation is not None
     if inputs.seed.is_of_this_machine and run.is_known_model:
         named["departure"] = getattr(model.module, "departure", "")
     return named

@@ -155,6 +155,7 @@ def test_an_override_is_shown_and_is_not_the_row(capsys: Capture) -> None:
     text = shown(capsys, *arguments)
     assert "num_epochs: 3" in text
     assert "not compared with it: central.num_epochs 30 -> 3" in text
+    assert "not compared" not in shown(capsys, *arguments, "expected=[]")
 
 
 def test_without_data_a_row_says_what_prepares_them_and_both_epsilons(

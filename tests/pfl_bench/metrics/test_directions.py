@@ -143,6 +143,8 @@ def test_summaries_of_before_go_by_what_all_families_say() -> None:
 
     assert headlines(val__accuracy=0.5, test__perplexity=9.0, test__c_ap=0.1) == ["test/c_ap"]
     assert headlines(test__loss=1.0) == ["test/loss"]
+    own = headlines(test__accuracy=1.0, test__personal_accuracy=0.9)
+    assert own == ["test/personal_accuracy"]
     assert headlines() == []
     assert lower_is_better("test/perplexity", None)
     assert not lower_is_better("test/accuracy", None)

@@ -494,6 +494,7 @@ def test_a_configuration_of_endless_work_takes_no_longer_and_ends_in_no_tracebac
             "canaries is {'lower_bound': 0.0}, but comes to None",
         ),
         (("pinned_nonce",), False, "pinned_nonce is False, but comes to True"),
+        (("fine_tuned",), True, "fine_tuned is True, but comes to False"),
         (("settings_sha256",), "sha256:0", "settings_sha256 is 'sha256:0', but comes to"),
         (("departure",), "x", "departure is 'x', but comes to ''"),
         (("data", "num_classes"), 2, "data.num_classes is 2, but comes to 10"),

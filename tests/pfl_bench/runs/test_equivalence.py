@@ -226,6 +226,11 @@ def test_a_pinned_nonce_is_said_beside_the_verdict() -> None:
     assert row.note == "private draws of a pinned nonce"
 
 
+def test_fine_tuning_before_the_test_is_said_beside_the_verdict() -> None:
+    (row,) = rows_from_summaries([run_of(0, 0.7) | {"fine_tuned": True}])
+    assert row.note.startswith("each client's model was fine-tuned")
+
+
 def test_a_number_of_ours_is_as_measured_before_by_the_same_rule() -> None:
     runs = [run_of(seed, 0.7, measured_here=True, tolerance=0.1) for seed in (0, 1)]
     assert rows_from_summaries(runs)[0].status == "as measured before"

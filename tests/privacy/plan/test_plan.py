@@ -299,7 +299,7 @@ def test_all_that_the_number_of_users_does_not_allow_is_refused_at_once() -> Non
     assert cohort.startswith("cohort_size 31 is more than the 30 users")
     assert population.startswith("population_size is 1000, but the data have 30 users")
     assert noise_cohort.endswith(
-        "its population_size is 30: the sampling probability would exceed "
+        "the data's population is 30: the sampling probability would exceed "
         "1; lower noise_cohort_size"
     )
     assert delta.startswith("delta is 0.1, but must not be above 1/30 (0.0333)")
