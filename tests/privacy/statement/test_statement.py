@@ -51,7 +51,11 @@ def test_both_epsilons_are_labelled_in_the_text_and_none_is_bare() -> None:
     assert "18.668 in effect, 18.681 on the updates" in STATEMENT.to_text()
     apart = dataclasses.replace(SIMULATED, separation=2, delta=8.4021e-6)
     text = dataclasses.replace(STATEMENT, simulated=apart).to_text()
-    assert "2 at delta 8.403e-06: 5000 of 41131 a round (poisson, 2 rounds apart, q = " in text
+    assert "2 at delta 8.403e-06: 5000 of 41131 per round (poisson, 2 rounds apart, q = " in text
+    assert "\n  rounds               5000, " in text
+    text = dataclasses.replace(STATEMENT, unit="example").to_text()
+    assert "5000 of 41131 per step (poisson, q = " in text
+    assert "\n  steps                5000, " in text
     assert str(STATEMENT) == STATEMENT.to_text(), "print(statement) is for a person too"
     assert all(sentence in STATEMENT.to_text() for sentence in NOT_COVERED)
 
