@@ -156,11 +156,12 @@ def _add_privacy(commands: Commands) -> None:
     add_columns(table)
     for action in (calibrate, epsilon, solve, table):
         required = action is not solve
-        add(action, "--population N", type=int, required=required)
+        shown = "users (of DP-SGD examples: C is then the batch, T the steps)"
+        add(action, "--population N", shown, type=int, required=required)
         add(action, "--cohort C", type=int, required=required)
         if action is not table:
             add(action, "--rounds T", type=int, required=required)
-            words = "default: rdp, or the one that knows the mechanism and sampling"
+            words = "default: rdp (pld is tighter), or the one that knows mechanism and sampling"
             add(action, "--accountant", words, choices=_ACCOUNTANTS)
             add(action, "--explain", "the guarantee in plain words, too")
             add(action, "--json")

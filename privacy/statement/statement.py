@@ -206,12 +206,11 @@ class PrivacyStatement(Guarantee):
                 f"  rounds               {self.rounds}, {self.num_parameters} parameters",
             ]
             return "\n".join(lines + [f"  note: {note}" for note in self.notes])
-        turn = "step" if self.unit == "example" else "round"
         lines += [
-            f"  epsilon (simulated)  {_accounted_to_text(self.simulated, turn)}",
-            f"  epsilon (actual)     {_accounted_to_text(self.actual, turn)}",
+            f"  epsilon (simulated)  {_accounted_to_text(self.simulated, self.step)}",
+            f"  epsilon (actual)     {_accounted_to_text(self.actual, self.step)}",
             f"  protects             one {self.unit}, adjacency {self.adjacency}",
-            f"  {turn + 's':20} {self.rounds}{planned}, accountant {self.accountant}",
+            f"  {self.step + 's':20} {self.rounds}{planned}, accountant {self.accountant}",
             f"  mechanism            {self.mechanism} on {self.num_parameters} parameters",
             f"  clipping             {clip}",
             f"  noise multiplier     {self.noise_multiplier:.6g} in effect, "
@@ -313,7 +312,7 @@ def _check_keys(what: str, document: Mapping[str, Any], kind: type[Accounted | G
         )
 
 
-def _accounted_to_text(accounted: Accounted, turn: str) -> str:
+def _accounted_to_text(accounted: Accounted, step: str) -> str:
     delta = "" if accounted.delta is None else f" at delta {small(accounted.delta, 4)}"
     apart = "" if accounted.separation == 1 else f", {accounted.separation} rounds apart"
     if accounted.max_participations is not None:
@@ -323,7 +322,7 @@ def _accounted_to_text(accounted: Accounted, turn: str) -> str:
         chance = "no amplification"
     return (
         f"{round_up(accounted.epsilon, 4)}{delta}: {accounted.cohort_size:g} of "
-        f"{accounted.population_size} per {turn} ({accounted.sampling}{apart}, "
+        f"{accounted.population_size} per {step} ({accounted.sampling}{apart}, "
         f"{chance}), noise multiplier "
         f"{accounted.noise_multiplier:.6g}"
     )
