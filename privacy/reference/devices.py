@@ -72,10 +72,12 @@ class Devices:
         if options.max_participations is not None:
             free &= counts < options.max_participations
         users, start = np.flatnonzero(free), self.now
-        if math.isfinite(first := float(self._begins(users, start).min(initial=math.inf))):
+        # Before the first of these no slot begins or ends, so that they are those of the start too.
+        begins = self._begins(users, start)
+        if math.isfinite(first := float(begins.min(initial=math.inf))):
             start = first
         if SELECTIONS[self.selection]:
-            users = users[self._begins(users, start) <= start]
+            users = users[begins <= start]
         size = min(len(users), math.ceil(round(systems.overcommitment * options.cohort_size, 9)))
         rng = stream(seed, COHORT, number)
         chosen = users[rng.choice(len(users), size=size, replace=False, shuffle=False)]
