@@ -6,6 +6,7 @@ Each reads, checks and writes what its command does, and prints nothing.
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -21,7 +22,7 @@ from pfl_bench.cli.python_calls import in_python, override_texts, silence, task_
 from pfl_bench.cli.run_result import SweepResult
 from pfl_bench.cli.show import look
 from pfl_bench.config.row_files import locate, locate_row
-from pfl_bench.config.sweeps import OWN_KEYS, load_sweep, row_of
+from pfl_bench.config.sweeps import load_sweep
 from pfl_bench.files import given_path
 from pfl_bench.types import RunFolderError, UserInputError
 
@@ -177,10 +178,9 @@ def sweep(
     from pfl_bench.cli.sweep import run_sweep
 
     path, home = locate(str(given_path(file, "file")), folder=False), given_path(out, "out")
-    of_task = [t for t in task_texts(task, row_of(path)) if t.partition("=")[0] not in OWN_KEYS]
-    texts = [*of_task, *override_texts(overrides)]
-    loaded = load_sweep(path, texts)
-    arguments = build_parser().parse_args(["sweep", str(path), *texts, "--out", str(home)])
+    of_row = functools.partial(task_texts, task)
+    loaded = load_sweep(path, override_texts(overrides), of_row)
+    arguments = build_parser().parse_args(["sweep", str(path), "--out", str(home)])
     told = io.StringIO()
     quiet = contextlib.nullcontext() if show_progress else contextlib.redirect_stderr(told)
     with contextlib.redirect_stdout(io.StringIO()), quiet:

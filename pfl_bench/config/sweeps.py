@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from pfl_bench.config.yaml_text import read_yaml, with_overrides
 from pfl_bench.types import ConfigError
 
 # A sweep sets these itself: no run of it may test, and each has a name of its own.
-OWN_KEYS = ("evaluation.final_splits", "evaluation.select_best", "expected", "name")
+_OWN_KEYS = ("evaluation.final_splits", "evaluation.select_best", "expected", "name")
 _MAX_SLUG = 120
 
 
@@ -117,13 +117,29 @@ class LoadedSweep:
         return replace(point, slug=slug, overrides=(*point.overrides, text), resolved=resolved)
 
 
-def load_sweep(path: Path, overrides: Sequence[str] = ()) -> LoadedSweep:
+def load_sweep(
+    path: Path,
+    overrides: Sequence[str] = (),
+    of_row: Callable[[Path], Sequence[str]] = lambda _: (),
+) -> LoadedSweep:
     """Read a sweep and resolve each of its combinations.
 
     The texts ``key=value`` are for all runs; one of a key of the grid leaves the grid that value
-    alone.
+    alone. ``of_row`` gives texts that its row has to itself, over which the others win; those of
+    what a sweep sets itself are left out.
     """
-    sweep, row = read_typed(path, Sweep), row_of(path)
+    sweep = read_typed(path, Sweep)
+    row = path.parent / sweep.row
+    if not row.is_file() and (bundled_configs() / sweep.row).is_file():
+        row = bundled_configs() / sweep.row
+    if not row.is_file():
+        raise ConfigError(
+            f"{path}: row: '{sweep.row}' is no file; give the row's place as seen from the sweep's "
+            f"folder, such as ../table1/federated.yaml, or a bundled row, such as "
+            f"demo/federated.yaml (looked for {row.resolve()})"
+        )
+    own = [text for text in of_row(row) if text.partition("=")[0] not in _OWN_KEYS]
+    overrides = [*own, *overrides]
     grid, shared = _narrowed(sweep.grid, overrides, path)
     points = list(points_of(grid, sweep, path))
     tree = read_yaml(row)
@@ -137,21 +153,6 @@ def load_sweep(path: Path, overrides: Sequence[str] = ()) -> LoadedSweep:
     loaded = LoadedSweep(path, row, sweep.metric, base, tree, shared, grid, **chosen_by)
     found = tuple(loaded.point(number, values) for number, values in enumerate(points, start=1))
     return replace(loaded, combinations=found)
-
-
-def row_of(path: Path) -> Path:
-    """The row's file of a sweep's; ConfigError if there is none."""
-    named = read_typed(path, Sweep).row
-    row = path.parent / named
-    if not row.is_file() and (bundled_configs() / named).is_file():
-        row = bundled_configs() / named
-    if not row.is_file():
-        raise ConfigError(
-            f"{path}: row: '{named}' is no file; give the row's place as seen from the sweep's "
-            f"folder, such as ../table1/federated.yaml, or a bundled row, such as "
-            f"demo/federated.yaml (looked for {row.resolve()})"
-        )
-    return row
 
 
 def _length_key(base: ResolvedConfig) -> tuple[str, str]:
@@ -226,7 +227,7 @@ def _narrowed(
 
 
 def _check_key(key: str, where: str) -> None:
-    if key in OWN_KEYS:
+    if key in _OWN_KEYS:
         raise ConfigError(
             f"{where}: a sweep sets {key} itself, so that none of its runs looks at test data or "
             "has another's name; leave it out"
