@@ -8,15 +8,17 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from pfl_bench.config.yaml_text import read_yaml
-from pfl_bench.data.held_task import HeldTask
 from pfl_bench.files import given_path
 from pfl_bench.types import ConfigError, UserInputError
 from privacy.errors import PrivacyError
+
+if TYPE_CHECKING:
+    from pfl_bench.data.held_task import HeldTask
 
 # What the command line calls an argument of ours. A plug-in's folder may follow.
 _ARGUMENTS = (
@@ -79,6 +81,8 @@ def task_texts(task: HeldTask | Mapping[str, Any] | None, row: Path) -> list[str
 
 def held(task: Any) -> HeldTask:
     """Check that an argument ``task`` is a task in memory."""
+    from pfl_bench.data.held_task import HeldTask
+
     if not isinstance(task, HeldTask):
         raise UserInputError(
             f"task: {task!r:.60} is no task; give what pfl_bench.in_memory_task makes"
