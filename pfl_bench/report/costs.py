@@ -9,9 +9,9 @@ from itertools import chain
 from statistics import fmean
 from typing import Any
 
-from pfl_bench.report.run_folder import RunRecord, step_unit
+from pfl_bench.report.run_folder import RunRecord
 from pfl_bench.report.table import Table
-from pfl_bench.types import as_float
+from pfl_bench.types import as_float, step_unit
 
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z")
 AMOUNTS = ("flops", "bytes_down", "bytes_up")

@@ -14,15 +14,10 @@ from pfl_bench.data import held_task
 from pfl_bench.files import check_run_folder, read_json, read_metrics, read_text
 from pfl_bench.metrics import MetricDirections
 from pfl_bench.runs.rows import headline_metrics, mark_edited, results_key
-from pfl_bench.types import RunFolderError, RunSummary, as_float
+from pfl_bench.types import RunFolderError, RunSummary, as_float, step_unit
 from pfl_bench.types.layouts import LAYOUTS, misfit
 
 _FORMAT_VERSION = 1
-
-
-def step_unit(setting: str) -> str:
-    """Unit of a line of a setting's metrics: "epoch" of central training, else "round"."""
-    return "epoch" if setting in {"central", "central_dp"} else "round"
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from pfl_bench.config.row_differences import settings_digest
 from pfl_bench.metrics import MetricDirections
 from pfl_bench.runs.divergence import describe_divergence
 from pfl_bench.runs.equivalence import Comparison, Published, equivalence
-from pfl_bench.types import ExpectedResult, RunSummary, as_float, describe_choice
+from pfl_bench.types import ExpectedResult, RunSummary, as_float, describe_choice, step_unit
 
 FAILED = ("differs", "diverged")
 # Of a number of a paper, and of one of this toolkit.
@@ -299,7 +299,8 @@ def _notes(runs: Sequence[RunSummary], metric: str, values: Sequence[float | Non
     if len(data) > 1:
         notes.append("the seeds saw different data: " + ", ".join(data))
     seeds = [run.seed for run in runs]
-    notes += filter(None, [seeds_note(seeds)])
+    if note := seeds_note(seeds):
+        notes.append(note)
     if any("selection" in (run.privacy or {}) for run in runs):
         notes.append("epsilon is that of the best of a random number of trials")
     if any(run.pinned_nonce for run in runs):
@@ -314,9 +315,8 @@ def _notes(runs: Sequence[RunSummary], metric: str, values: Sequence[float | Non
     stopped = [run for run in runs if run.status == "budget_exhausted"]
     if stopped:
         rounds = ", ".join(sorted({str(run.rounds or "?") for run in stopped}))
-        noun = "epoch" if stopped[0].setting.startswith("central") else "round"
-        ends = "" if rounds == "1" else "s"
-        notes.append(f"stopped by the privacy budget after {rounds} {noun}{ends}")
+        noun = step_unit(stopped[0].setting) + "s" * (rounds != "1")
+        notes.append(f"stopped by the privacy budget after {rounds} {noun}")
     notes += [
         f"the seeds differ in their {side} epsilon, the largest is shown"
         for side in ("simulated", "actual")

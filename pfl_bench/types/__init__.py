@@ -45,6 +45,7 @@ from pfl_bench.types.results import ExpectedResult as ExpectedResult
 from pfl_bench.types.results import RunSummary as RunSummary
 from pfl_bench.types.results import as_float as as_float
 from pfl_bench.types.results import describe_choice as describe_choice
+from pfl_bench.types.results import step_unit as step_unit
 from pfl_bench.types.signals import ended_by_signal as ended_by_signal
 from pfl_bench.types.state import Stateful as Stateful
 from pfl_bench.types.tasks import BatchTransform as BatchTransform

@@ -22,6 +22,11 @@ def as_float(value: Any) -> float | None:
     return float(value) if is_number else None
 
 
+def step_unit(setting: str) -> str:
+    """Unit of a line of a setting's metrics: "epoch" of central training, else "round"."""
+    return "epoch" if setting in {"central", "central_dp"} else "round"
+
+
 def describe_choice(selected_by: str, metric: str) -> str:
     """Say that a model was chosen by a metric of the very split that it is measured on, or nothing.
 
