@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import re
 import tarfile
 import zipfile
 import zlib
@@ -14,6 +16,7 @@ from lzma import LZMAError
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
+import numpy as np
 from pydantic import BaseModel
 
 from pfl_bench.data import regular
@@ -30,6 +33,13 @@ _DAMAGE: tuple[type[Exception], ...] = (
     tarfile.TarError,
     zipfile.BadZipFile,
 )
+
+
+# ijson keeps a prefix for each level of nesting, which is as long as the level is deep.
+_DEEPEST = 64
+_ESCAPED = re.compile(rb"\\.", re.DOTALL)
+_STEPS = bytes.maketrans(b"[{]}", b"\1\1\xff\xff")
+_OTHERS = bytes(set(range(256)) - set(b"[{]}"))
 
 
 class DamagedInputError(DataError):
@@ -92,6 +102,34 @@ def open_hdf5(path: Path) -> Iterator[Any]:
         yield file
 
 
+class _ShallowJson(io.FileIO):
+    """A JSON file that is refused, before it is parsed, where it is nested too deeply."""
+
+    _depth, _in_text, _cut = 0, 0, b""
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Go back to the beginning, the only place whose depth is known."""
+        self._depth, self._in_text, self._cut = 0, 0, b""
+        return super().seek(offset, whence)
+
+    def readinto(self, buffer: Any) -> int:
+        """Read as any file does, but refuse what the parser would have no memory for."""
+        size = super().readinto(buffer) or 0
+        text = _ESCAPED.sub(b"", self._cut + bytes(buffer[:size]))
+        self._cut = b"\\" if text.endswith(b"\\") else b""
+        parts = text.split(b'"')
+        brackets = b"".join(parts[self._in_text :: 2]).translate(_STEPS, _OTHERS)
+        self._in_text = (self._in_text + len(parts) - 1) % 2
+        depths = self._depth + np.cumsum(np.frombuffer(brackets, np.int8), dtype=np.int64)
+        self._depth = int(depths[-1]) if len(depths) else self._depth
+        if depths.max(initial=0) > _DEEPEST:
+            raise DamagedInputError(
+                f"{self.name}: before byte {self.tell()}, lists or objects lie more than "
+                f"{_DEEPEST} deep in one another; public files have a few levels: get it anew"
+            )
+        return size
+
+
 @contextmanager
 def open_json(path: Path, told: Callable[[], str] = lambda: "") -> Iterator[IO[bytes]]:
     """Open a JSON file for ``ijson``; damage is a ``DamagedInputError`` that names the byte.
@@ -100,7 +138,7 @@ def open_json(path: Path, told: Callable[[], str] = lambda: "") -> Iterator[IO[b
     """
     import ijson
 
-    with regular(path).open("rb") as stream:
+    with io.BufferedReader(_ShallowJson(regular(path)), 1 << 16) as stream:
 
         def what() -> str:
             place = f"{stream.tell()} of {path.stat().st_size}"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -219,3 +221,28 @@ def test_every_cut_is_refused_with_the_position(tmp_path: Path) -> None:
 def test_a_folder_in_place_of_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.json").mkdir()
     refused(tmp_path / "x.json", "cannot be read")
+
+
+# Nesting
+
+
+@pytest.mark.parametrize("text", ["[", '{"users": ', '["[\\"]", {"a": '])
+def test_nesting_that_would_fill_the_memory_is_refused(tmp_path: Path, text: str) -> None:
+    script = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (2**31, 2**31))\n"
+        "from pathlib import Path; from tasks.common.leaf.json_files import read_users\n"
+        "list(read_users(Path(sys.argv[1])))"
+    )
+    path = write(tmp_path, text * 100_000)
+    command = [sys.executable, "-c", script, path]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=REPOSITORY)
+    assert f"DamagedInputError: {path}: before byte" in done.stderr, done.stderr
+
+
+def test_brackets_of_texts_and_of_neighbours_are_no_nesting(tmp_path: Path) -> None:
+    users = [f"{number}" for number in range(3000)]
+    x = ['[{["[\\' * 40, "\\", "]"]
+    data = {user: {"x": x, "y": [0, 0, 0]} for user in users}
+    document = {"users": users, "num_samples": [3] * len(users), "user_data": data}
+    read = list(read_users(write(tmp_path, document)))
+    assert [user.x for user in read] == [x] * len(users)
