@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -27,7 +28,7 @@ def store_statistics(store: Store) -> dict[str, Any]:
     """Describe a store's users, examples and labels, JSON-serialisable.
 
     Labels are the elements of the field that ``label_field`` finds: one an example, or several for
-    a field of a shape or a ragged one; every element counts.
+    a field of a shape or a ragged one; every element counts that is not the fact "pad_id".
 
     Returns:
         "path", "task", "facts" (as ``DataFacts``); "size_histogram" (``size_histogram``, with
@@ -70,10 +71,11 @@ def store_statistics(store: Store) -> dict[str, Any]:
 def _describe(splits: Sequence[StoreSplit], facts: DataFacts) -> dict[str, Any]:
     sizes = np.concatenate([np.diff(split.offsets) for split in splits])
     field = label_field(splits[0], facts)
+    padding = given if isinstance(given := facts.extra.get("pad_id"), int) else None
     return {
         **_sizes(sizes),
         "quantity_skew": quantity_skew(sizes),
-        "labels": label_statistics(splits, field, facts.num_classes) if field else None,
+        "labels": label_statistics(splits, field, facts.num_classes, padding) if field else None,
     }
 
 
@@ -232,10 +234,13 @@ def label_field(split: StoreSplit, facts: DataFacts) -> str | None:
     return None
 
 
-def label_statistics(splits: Sequence[StoreSplit], field: str, num_classes: int) -> dict[str, Any]:
+def label_statistics(
+    splits: Sequence[StoreSplit], field: str, num_classes: int, padding: int | None = None
+) -> dict[str, Any]:
     """Count labels of splits of different users, and say how unequally users have them.
 
     A label outside 0 to ``num_classes`` - 1 is a ``DataError``, and so is a file that was cut.
+    That of ``padding`` does not count.
 
     Returns:
         - "counts": class to occurrences, for classes that occur;
@@ -249,14 +254,13 @@ def label_statistics(splits: Sequence[StoreSplit], field: str, num_classes: int)
         Users without any label are left out of both means, which are None if all users are.
     """
     pooled = np.zeros(num_classes, dtype=np.int64)
-    for _, labels in chain.from_iterable(_blocks(split, field, num_classes) for split in splits):
+    blocks = [partial(_blocks, split, field, num_classes, padding) for split in splits]
+    for _, labels in chain.from_iterable(block() for block in blocks):
         pooled += np.bincount(labels, minlength=num_classes)
     share = pooled / max(1, pooled.sum())
     having = np.zeros(num_classes, dtype=np.int64)
     users, variation = 0, 0.0
-    for owners, labels in chain.from_iterable(
-        _blocks(split, field, num_classes) for split in splits
-    ):
+    for owners, labels in chain.from_iterable(block() for block in blocks):
         if not len(labels):
             continue
         totals = np.bincount(owners)
@@ -280,7 +284,7 @@ def label_statistics(splits: Sequence[StoreSplit], field: str, num_classes: int)
 
 
 def _blocks(
-    split: StoreSplit, field: str, num_classes: int
+    split: StoreSplit, field: str, num_classes: int, padding: int | None
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
     """Blocks of whole users: for each label its user, counted within the block, and its class."""
     offsets, first = split.offsets, 0
@@ -303,5 +307,6 @@ def _blocks(
                 f"{labels.max()} are not all within 0..{num_classes - 1}. The store is damaged; "
                 "copy it again or prepare it again."
             )
-        yield owners, labels.astype(np.int64)
+        counted = slice(None) if padding is None else labels != padding
+        yield owners[counted], labels[counted].astype(np.int64)
         first = last

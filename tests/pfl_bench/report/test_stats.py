@@ -15,7 +15,7 @@ from pfl_bench.types import DataError
 BYTE = FieldSpec("uint8")
 
 
-def write(path, splits, targets=BYTE, num_classes=10, split_by="user"):
+def write(path, splits, targets=BYTE, num_classes=10, split_by="user", extra=None):
     """Write a store of {split: [labels of a user, ...]}; inputs are zeros."""
     with StoreWriter(
         path,
@@ -26,6 +26,7 @@ def write(path, splits, targets=BYTE, num_classes=10, split_by="user"):
         num_classes=num_classes,
         input_shape=(1,),
         fields={"inputs": FieldSpec("uint8", (1,)), "targets": targets},
+        extra=extra,
     ) as writer:
         for split, users in splits.items():
             prefix = split if split_by == "user" else "both"
@@ -118,6 +119,19 @@ def test_ragged_targets_and_users_without_labels(tmp_path):
     assert labels["mean_total_variation"] == pytest.approx(variation)
     assert splits["val"]["labels"]["mean_total_variation"] is None
     assert "val" in format_statistics(statistics_of(tmp_path / "s.h5"))
+
+
+@pytest.mark.parametrize("targets", [FieldSpec("uint8", (3,)), FieldSpec("uint8", ragged=True)])
+def test_padding_is_no_label(tmp_path, targets):
+    padded = [[[2, 1, 0], [1, 0, 0]], [[3, 3, 1]], [[0, 0, 0]]]
+    users = [[np.array(text, np.uint8) for text in texts] for texts in padded]
+    write(tmp_path / "s.h5", {"train": users}, targets, extra={"pad_id": 0})
+    labels = statistics_of(tmp_path / "s.h5")["splits"]["train"]["labels"]
+    assert labels["counts"] == {"1": 3, "2": 1, "3": 2}
+    assert labels["share_of_users"] == pytest.approx({"1": 2 / 3, "2": 1 / 3, "3": 1 / 3})
+    distinct, variation = label_statistics([[2, 1, 1], [3, 3, 1]], 10)
+    assert labels["mean_distinct_per_user"] == pytest.approx(distinct)
+    assert labels["mean_total_variation"] == pytest.approx(variation)
 
 
 def test_real_targets_have_no_label_statistics(tmp_path):
