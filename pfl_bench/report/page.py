@@ -94,13 +94,16 @@ def write_page(
         library=_asset("vendor/uPlot.iife.min.js"),
         licence=_asset("vendor/LICENSE-uPlot.txt"),
     )
-    parts: list[Sequence[curves.Panel]] = [figure.panels for figure in figures]
-    parts += [part.panels for part in learning.values()]
-    parts += [clients, boxes, *(part for _, part in devices)]
+    # Of pictures of one title, what tells them apart.
+    parts: list[tuple[str, Sequence[curves.Panel]]] = [("", one.panels) for one in figures]
+    units = {unit: f" by {unit}" if len(learning) > 1 else "" for unit in learning}
+    parts += [(units[unit], part.panels) for unit, part in learning.items()]
+    parts += [("", clients), ("", boxes)]
+    parts += [(heading.partition(":")[2], part) for heading, part in devices]
     out.parent.mkdir(parents=True, exist_ok=True)
     with whole_folder(save_to):
         if save_to is not None:
-            _save_figures([panel for part in parts for panel in part], save_to)
+            _save_figures([(panel, kind) for kind, part in parts for panel in part], save_to)
         write_atomically(out, page)
     return out
 
@@ -137,10 +140,11 @@ def _of_bands(shown: Sequence[curves.Panel]) -> list[str]:
     return list(dict.fromkeys(key for group in keys for key in group))
 
 
-def _save_figures(shown: Sequence[curves.Panel], folder: Path) -> None:
-    """Write each picture for a paper, numbered in the page's order."""
-    for number, panel in enumerate(shown, start=1):
-        words = re.sub(r"[^A-Za-z0-9.]+", "-", panel.title).strip("-.")[:60].strip("-.")
+def _save_figures(shown: Sequence[tuple[curves.Panel, str]], folder: Path) -> None:
+    """Write each picture for a paper, numbered in the page's order, with its title and kind."""
+    for number, (panel, kind) in enumerate(shown, start=1):
+        # A row's differences from another of its name are far from the beginning.
+        words = re.sub(r"[^A-Za-z0-9.]+", "-", f"{panel.title[:150]}{kind[:60]}").strip("-.")
         # A page has the title above; bands name their row in it.
         chart = panel.chart
         label = chart.y if chart is not None and chart.band else panel.title.partition("; ")[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -80,7 +81,7 @@ def _read_timelines(folder: Path) -> list[tuple[int, RoundTimeline]]:
 def device_panels(identifier: str, devices: Devices) -> list[Panel]:
     """Draw what devices can do and, unless all always are, when they are available.
 
-    Source: FedScale's figures 4 and 5.
+    Their source is in each description. Source: FedScale's figures 4 and 5.
     """
     slots = devices.availability
     made_up = " (generated)" if devices.is_generated else ""
@@ -94,7 +95,8 @@ def device_panels(identifier: str, devices: Devices) -> list[Panel]:
             _over_the_period(f"{identifier}a", f"available clients{made_up}", devices),
             _distribution(f"{identifier}s", f"available slots{made_up}", "minutes", lengths),
         ]
-    return panels
+    said = ((f"{devices.source}: {one.picture.description}", one) for one in panels)
+    return [replace(one, picture=replace(one.picture, description=text)) for text, one in said]
 
 
 def timeline_panel(

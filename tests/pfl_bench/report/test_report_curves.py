@@ -18,6 +18,8 @@ from pfl_bench.report.page import write_report
 from pfl_bench.report.panels import MAX_CURVES, learning_panels
 from pfl_bench.report.run_folder import RunRecord, read_run
 from pfl_bench.report.series import CLOCK, Curve, curve_of, numbers
+from pfl_bench.simulation.device_sources import generated
+from pfl_bench.simulation.devices.trace_file import DEVICES, write_trace_file
 from tests.pfl_bench.report.test_report import Page, write_run
 
 
@@ -182,6 +184,23 @@ def test_figures_are_written_for_papers(run_dir: Path, tmp_path: Path) -> None:
     assert b">val/accuracy</text>" in first
     assert report(run_dir, "--figures", tmp_path / "again") == 0
     assert (tmp_path / "again" / "01-val-accuracy.svg").read_bytes() == first
+
+
+def test_pictures_of_one_title_are_told_apart(tmp_path: Path) -> None:
+    settings = {"a": "central", "b": "federated", "c": "federated", "c" * 80: "central"}
+    folders = [
+        write_run(tmp_path / name[:3], name, kind, rounds=10) for name, kind in settings.items()
+    ]
+    for seed, folder in enumerate(folders[1:3]):
+        write_trace_file(folder / DEVICES, generated.build(generated.Options(seed=seed), 20))
+    page = tmp_path / "page.html"
+    write_report(folders, page, save_to=tmp_path / "figures")
+    names = [path.stem[3:] for path in (tmp_path / "figures").glob("*.svg")]
+    assert sorted(names) == sorted(set(names))
+    assert {"val-accuracy-by-round", "val-accuracy-by-epoch"} <= set(names)
+    assert "compute-generated-ms-a-sample-generated-seed-1" in names
+    spoken = re.findall(r'aria-label="([^"]*)"', page.read_text(encoding="utf-8"))
+    assert len(spoken) == len(set(spoken)) == len(names)
 
 
 def test_figures_do_not_fill_a_folder_that_has_files(
