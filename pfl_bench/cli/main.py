@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import codecs
 import contextlib
 import errno
 import gc
@@ -67,7 +68,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed, as by >&-: a file of a run would get its number
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
-    if _is_narrow() and isinstance(sys.stdout, io.TextIOWrapper):
+    if isinstance(sys.stdout, io.TextIOWrapper) and (
+        _is_narrow() or codecs.lookup(sys.stdout.encoding).name != "utf-8"
+    ):
         sys.stdout.reconfigure(errors="backslashreplace")  # as standard error does
     parser = build_parser()
     complete(parser)
