@@ -28,6 +28,7 @@ _SETTINGS: dict[str, Any] = {
     # Nothing of the machine.
     **dict.fromkeys(("x_disable_meta", "x_disable_stats", "x_disable_machine_info"), True),
     "x_save_requirements": False,
+    "host": "",
     # Quick.
     "init_timeout": 10.0,
     "finish_timeout": 30.0,
@@ -52,6 +53,8 @@ class WandbTracker(Tracker):
         self.after_failure = f". What was logged lies in {folder}; to upload it: {sync}*run-*"
         # Crash reports would carry stack frames of the user's code to a third party.
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+        # Else wandb writes below HOME too, which is read-only on some clusters.
+        os.environ["WANDB_CACHE_DIR"] = os.environ["WANDB_DATA_DIR"] = str(folder.absolute())
         import wandb
 
         self._table = wandb.Table

@@ -222,6 +222,20 @@ def test_the_group_and_the_table_are_the_row_s(run_dir: Path) -> None:
     }
 
 
+def test_nothing_is_written_below_home(run_dir: Path) -> None:
+    # wandb's log of its service, and the copies it makes of a table's file.
+    result = drive(
+        run_dir,
+        options={"mode": "offline"},
+        environment={"HOME": "/dev/null", "WANDB_DATA_DIR": "/dev/null/data"},
+        table=[{"metric": "test/accuracy", "measured": 0.5}],
+    )
+    assert result["notices"] == []
+    logged = Logged(run_dir)
+    assert logged.summary["table"]["nrows"] == 1
+    assert str(run_dir / "wandb" / "artifacts").encode() in logged.text
+
+
 def test_neither_code_nor_git_nor_host_details_are_taken(run_dir: Path) -> None:
     subprocess.run(["git", "init", "-q", str(run_dir.parent)], check=True)
     remote = ["remote", "add", "origin", "git@example.org:secret/project.git"]
@@ -230,6 +244,7 @@ def test_neither_code_nor_git_nor_host_details_are_taken(run_dir: Path) -> None:
     logged = Logged(run_dir)
     assert b"secret" not in logged.text
     assert b"WandbOptions" not in logged.text
+    assert logged.run.host == ""
     files = [path for path in (run_dir / "wandb").rglob("*") if path.is_file()]
     assert {path.suffix for path in files} <= {".wandb", ".log"}
 
