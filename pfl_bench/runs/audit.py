@@ -53,11 +53,6 @@ class RunAudit:
         return "\n".join(filter(None, [*lines, self.not_kept]))
 
     @property
-    def num_failed(self) -> int:
-        """Number of checks that failed."""
-        return sum(check.outcome == "failed" for check in self.checks)
-
-    @property
     def verdict(self) -> str:
         """Verdict of the checks: "passed", "failed", or "incomplete" (files are lacking)."""
         return verdict(self.checks)

@@ -20,8 +20,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from privacy.audit.errors import SkippedError
-from privacy.audit.evidence import Evidence
+from privacy.audit.evidence import Evidence, SkippedError
 from privacy.audit.inputs import AuditInputs
 
 Outcome = Literal["passed", "failed", "incomplete", "skipped"]

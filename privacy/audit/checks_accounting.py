@@ -23,8 +23,7 @@ from privacy.accountant import ACCOUNTANTS, compose_epsilon
 from privacy.amplification import Composition
 from privacy.audit.check import Finding, check
 from privacy.audit.described import contradictions, describe, users_of
-from privacy.audit.errors import IncompleteError, SkippedError
-from privacy.audit.evidence import Evidence
+from privacy.audit.evidence import Evidence, IncompleteError, SkippedError
 from privacy.audit.inputs import SIDES, AuditInputs, as_number
 from privacy.errors import PrivacyError
 from privacy.statement.statement import json_epsilon

@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 
 from privacy.audit import values
 from privacy.audit.check import Finding, check
-from privacy.audit.errors import IncompleteError, SkippedError
-from privacy.audit.evidence import Evidence
+from privacy.audit.evidence import Evidence, IncompleteError, SkippedError
 from privacy.audit.inputs import AuditInputs, CentralOptimizer
 from privacy.audit.rounding import is_same_sketch
 from privacy.recording.central_record import COORDINATES, PROJECTIONS

@@ -22,8 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privacy.audit.check import Finding, check
-from privacy.audit.errors import SkippedError
-from privacy.audit.evidence import Evidence
+from privacy.audit.evidence import Evidence, SkippedError
 from privacy.audit.inputs import AuditInputs, as_number
 
 Array = NDArray[np.float64]

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from privacy.accountant import compose_epsilon
 from privacy.audit.check import Finding, check
 from privacy.audit.checks_accounting import composed
-from privacy.audit.errors import IncompleteError
-from privacy.audit.evidence import Evidence
+from privacy.audit.evidence import Evidence, IncompleteError
 from privacy.audit.inputs import SIDES, AuditInputs, Metrics, as_number, json_equal
 
 Array = NDArray[np.float64]

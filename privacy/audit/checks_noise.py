@@ -28,8 +28,7 @@ from numpy.typing import NDArray
 
 from privacy.audit import tails
 from privacy.audit.check import LEVEL, SEEN, Finding, check
-from privacy.audit.errors import SkippedError
-from privacy.audit.evidence import Evidence
+from privacy.audit.evidence import Evidence, SkippedError
 from privacy.audit.inputs import AuditInputs, as_number
 
 Array = NDArray[np.float64]

@@ -16,8 +16,7 @@ import numpy as np
 
 from privacy.audit.check import Finding, check
 from privacy.audit.described import ADJACENCY, own_users
-from privacy.audit.errors import IncompleteError, SkippedError
-from privacy.audit.evidence import STRIPPED, Evidence
+from privacy.audit.evidence import STRIPPED, Evidence, IncompleteError, SkippedError
 from privacy.audit.inputs import SIDES, AuditInputs, as_number, differing, json_equal
 
 _OF_ANY = {"weighting": "uniform", "uploads": ["update"], "batchnorm_layers": []}

@@ -29,8 +29,7 @@ from privacy.audit import referee, referee_renyi
 from privacy.audit.check import Finding, check
 from privacy.audit.checks_accounting import composed
 from privacy.audit.described import Described, describe, own_users
-from privacy.audit.errors import IncompleteError, SkippedError
-from privacy.audit.evidence import Evidence
+from privacy.audit.evidence import Evidence, IncompleteError, SkippedError
 from privacy.audit.inputs import AuditInputs, as_number
 from privacy.audit.referee import Bounds
 from privacy.empirical.gaussian_dp import epsilon_of_mu

@@ -19,8 +19,7 @@ import numpy as np
 
 from privacy.audit.check import Finding, check
 from privacy.audit.described import users_of
-from privacy.audit.errors import IncompleteError, SkippedError
-from privacy.audit.evidence import STRIPPED, Evidence
+from privacy.audit.evidence import STRIPPED, Evidence, IncompleteError, SkippedError
 from privacy.audit.inputs import AuditInputs, as_number, json_equal
 from privacy.empirical.canary_options import CanaryOptions
 from privacy.empirical.canary_scores import Compose, one_shot_rests_on, step_bounds

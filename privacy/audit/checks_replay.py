@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from privacy.audit import tails
 from privacy.audit.check import Finding, check
 from privacy.audit.checks_noise import observed
-from privacy.audit.errors import IncompleteError, SkippedError
-from privacy.audit.evidence import Evidence
+from privacy.audit.evidence import Evidence, IncompleteError, SkippedError
 from privacy.audit.inputs import AuditInputs, Replay, SeedRecord, json_equal
 from privacy.audit.recomputed_noise import ULP, sums_of
 from privacy.errors import PrivacyError

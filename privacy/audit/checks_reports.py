@@ -42,8 +42,7 @@ from numpy.typing import NDArray
 from privacy.audit import tails
 from privacy.audit.check import LEVEL, SEEN, Finding, check
 from privacy.audit.checks_noise import claimed_noise
-from privacy.audit.errors import SkippedError
-from privacy.audit.evidence import Evidence
+from privacy.audit.evidence import Evidence, SkippedError
 from privacy.audit.inputs import AuditInputs
 from privacy.noise.privunit import CapDesign, design
 from privacy.recording.shard_observation import REPORT_KEYS
@@ -199,7 +198,7 @@ def _normal(
     excess = (columns["along"] - columns["clipped"]) / stddev
     mean = square = 1.0
     if directed:
-        mean = tails.sums(float(excess.sum()), float(directed))
+        mean = float(2.0 * stats.norm.sf(abs(excess.sum()) / math.sqrt(directed)))
         squares = float((columns["excess_squares"] / stddev**2).sum())
         square = float(tails.squares("gaussian", squares, directed, float(slack.max()) - 1.0))
     for what, value in (("mean", mean), ("spread", square)):

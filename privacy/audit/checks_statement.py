@@ -11,8 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from privacy.audit.check import Finding, check
-from privacy.audit.errors import IncompleteError
-from privacy.audit.evidence import Evidence
+from privacy.audit.evidence import Evidence, IncompleteError
 from privacy.audit.inputs import AuditInputs, differing
 
 # Relative: coefficients that another machine optimizes differ by less.

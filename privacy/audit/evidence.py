@@ -1,4 +1,4 @@
-"""Contents of a ledger, gathered line by line into arrays.
+"""Contents of a ledger, gathered line by line into arrays, and why a check cannot use them.
 
 Guarantee: none of its own. Memory grows by some 900 bytes a round, and 150 a step of DP-SGD,
 whatever else a line holds; nothing is corrected or left out, and a value of the wrong kind is
@@ -11,13 +11,12 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from privacy.audit import values
-from privacy.audit.errors import IncompleteError, SkippedError
 from privacy.audit.inputs import as_number
 from privacy.description import Description
 from privacy.errors import LedgerError
@@ -97,6 +96,22 @@ _FORM: dict[str, Any] = {
     "statistics": {"release_sha256": None, "mean": _RELEASED, "square": _RELEASED},
     "observed": dict.fromkeys(_LISTS),
 }
+
+
+class SkippedError(Exception):
+    """Nothing is looked at, for a reason; ``numbers`` as of ``Check``."""
+
+    outcome: Literal["skipped", "incomplete"] = "skipped"
+
+    def __init__(self, reason: str, **numbers: Any) -> None:
+        super().__init__(reason)
+        self.numbers = numbers
+
+
+class IncompleteError(SkippedError):
+    """The check cannot be made because the folder, or what a plug-in states, lacks something."""
+
+    outcome = "incomplete"
 
 
 class StepColumns:

@@ -63,13 +63,6 @@ def _laplace_above(total: Array, count: Array) -> Array:
     return np.asarray(best)
 
 
-def sums(deviation: float, variance: float) -> float:
-    """P-value of a sum of independent centred normal draws, of so much variance together."""
-    from scipy import stats
-
-    return float(2.0 * stats.norm.sf(abs(deviation) / math.sqrt(variance)))
-
-
 def distance(shape: str, draws: Array) -> tuple[float, float]:
     """Kolmogorov-Smirnov distance of independent draws, shape (n,), of variance 1 from their law.
 
@@ -78,9 +71,7 @@ def distance(shape: str, draws: Array) -> tuple[float, float]:
     from scipy import stats
 
     law: Any = stats.laplace(scale=_LAPLACE_SCALE) if shape == "laplace" else stats.norm()
-    values = law.cdf(np.sort(draws))
-    steps = np.arange(len(draws) + 1) / max(1, len(draws))
-    gap = float(max(np.abs(values - steps[1:]).max(), np.abs(values - steps[:-1]).max()))
+    gap = float(stats.kstest(draws, law.cdf, method="asymp").statistic)
     return gap, min(1.0, 2.0 * math.exp(-2.0 * len(draws) * gap**2))
 
 

@@ -34,8 +34,7 @@ from pfl_bench.runs.auditing.opened import OpenedRun
 from pfl_bench.runs.checkpoint import load, steps_saved
 from pfl_bench.types import FederatedSplit
 from privacy.audit.check import Check, Comparison, conclude
-from privacy.audit.errors import IncompleteError, SkippedError
-from privacy.audit.evidence import STRIPPED, Evidence
+from privacy.audit.evidence import STRIPPED, Evidence, IncompleteError, SkippedError
 from privacy.audit.inputs import AuditInputs, as_number
 from privacy.audit.recomputed_noise import ULP
 from privacy.audit.rounding import PART_OF_ONE, ROUNDING

@@ -30,7 +30,7 @@ from pfl_bench.simulation.devices.cohorts import digest_of
 from pfl_bench.simulation.devices.timeline import TIMELINES
 from pfl_bench.types import UserInputError
 from pfl_bench.types.layouts import LAYOUTS, unnamed
-from privacy.audit.errors import SkippedError
+from privacy.audit.evidence import SkippedError
 from privacy.audit.inputs import (
     AuditInputs,
     CentralOptimizer,

@@ -38,7 +38,7 @@ from pfl_bench.runs.folder import SUMMARY_VERSION
 from pfl_bench.types import Task, UserInputError
 from pfl_bench.types.results import CANARIES_IN_SUMMARY
 from privacy.audit.check import Check, Finding, conclude
-from privacy.audit.errors import IncompleteError, SkippedError
+from privacy.audit.evidence import IncompleteError, SkippedError
 from privacy.audit.inputs import AuditInputs, as_number, json_equal
 from privacy.plan.plan import tensor_digest
 

@@ -29,7 +29,7 @@ from pfl_bench.types import ConfigError
 from pfl_bench.types.results import STEP_NAMES
 from privacy.audit import recomputed
 from privacy.audit.check import Check, Finding, conclude
-from privacy.audit.errors import SkippedError
+from privacy.audit.evidence import SkippedError
 from privacy.audit.inputs import as_number
 from privacy.audit.recomputed_noise import recorded_number
 from privacy.audit.rounding import FINE, ROUNDING, Allowed

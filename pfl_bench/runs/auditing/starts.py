@@ -36,7 +36,7 @@ from pfl_bench.types import (
     UserInputError,
     is_of_user,
 )
-from privacy.audit.errors import SkippedError
+from privacy.audit.evidence import SkippedError
 from privacy.audit.inputs import as_number
 from privacy.reference.central import Optimizer
 from privacy.reference.client import Learner, Trained

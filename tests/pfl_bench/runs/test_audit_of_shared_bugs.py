@@ -218,4 +218,4 @@ def test_it_is_found_by_the_code_that_has_it(
     assert failed == {named}
     monkeypatch.undo()
     machine._digest_of_code.cache_clear()
-    assert audit_run(trained, 1, recompute="all").num_failed == 0
+    assert audit_run(trained, 1, recompute="all").verdict != "failed"
