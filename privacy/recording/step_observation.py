@@ -51,13 +51,9 @@ class StepSketcher:
         self._vectors = torch.zeros(
             len(VECTORS), BLOCKS * width, dtype=torch.float64, device=device
         )
-        ends = np.cumsum(counts).tolist()
         self._views = [
-            [
-                row[end - count : end].view(shape)
-                for shape, count, end in zip(shapes, counts, ends, strict=True)
-            ]
-            for row in self._vectors
+            [part.view(shape) for part, shape in zip(row.split(counts), shapes, strict=True)]
+            for row in self._vectors[:, : sum(counts)]
         ]
 
     def sketch(
