@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,23 +24,12 @@ _ORDER = ("failed", "incomplete", "skipped", "passed")
 _COUNTED = ("passed", "failed", "incomplete", "skipped")
 
 
-@dataclass(frozen=True)
-class AuditWords:
-    """One run's audit, ready for a page: stale if ledger or claim have changed since.
+def audits(groups: Mapping[str, Sequence[RunRecord]]) -> list[dict[str, Any]]:
+    """Put the audits of all runs that have one into words; RunFolderError if one is damaged.
 
-    ``tuning`` is a sentence on what a search over so many runs would cost, empty where unknown.
+    They are stale if ledger or claim have changed since; "tuning" is a sentence on what a search
+    over so many runs would cost, empty where unknown.
     """
-
-    title: str
-    status: str
-    counts: str
-    is_stale: bool
-    checks: Table
-    tuning: str
-
-
-def audits(groups: Mapping[str, Sequence[RunRecord]]) -> list[AuditWords]:
-    """Put the audits of all runs that have one into words; RunFolderError if one is damaged."""
     return [
         _words(name, run, document)
         for name, group in groups.items()
@@ -85,7 +73,7 @@ def _read(path: Path) -> dict[str, Any] | None:
     return document
 
 
-def _words(name: str, run: RunRecord, document: Mapping[str, Any]) -> AuditWords:
+def _words(name: str, run: RunRecord, document: Mapping[str, Any]) -> dict[str, Any]:
     counts = document.get("counts") or {}
     counted = ", ".join(f"{counts.get(key, 0)} {key}" for key in _COUNTED)
     # Behind the verdict: how much was computed again, and what was not looked at.
@@ -98,14 +86,14 @@ def _words(name: str, run: RunRecord, document: Mapping[str, Any]) -> AuditWords
         (name.replace("_", " "), outcome_cell(outcome), claim, evidence)
         for name, outcome, claim, evidence in checks
     ]
-    return AuditWords(
-        title=f"{name}, seed {run.seed}",
-        status=_status(document),
-        counts="; ".join(filter(None, (said, counted))),
-        is_stale=_is_stale(run, document),
-        checks=Table.of(("check", *keys[1:]), lines, to_left=range(4)),
-        tuning=_tuning(document.get("tuned_runs") or {}),
-    )
+    return {
+        "title": f"{name}, seed {run.seed}",
+        "status": _status(document),
+        "counts": "; ".join(filter(None, (said, counted))),
+        "is_stale": _is_stale(run, document),
+        "checks": Table.of(("check", *keys[1:]), lines, to_left=range(4)),
+        "tuning": _tuning(document.get("tuned_runs") or {}),
+    }
 
 
 def outcome_cell(outcome: str, detail: str = "") -> Cell:

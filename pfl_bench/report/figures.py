@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from statistics import median
 
 from pfl_bench.config.views import Figure, LoadedView
@@ -18,6 +17,9 @@ from pfl_bench.report.series import CLOCK, HOUR_S, STEP, Chart, Rows, curve_of
 from pfl_bench.report.systems import read_devices
 from pfl_bench.report.table import Table
 from pfl_bench.simulation.devices.trace_file import DEVICES
+
+# What is read off the pictures, the pictures, their numbers, and notes.
+_Drawn = tuple[str, list[curves.Panel], Table, list[str]]
 
 
 def draw_figures(
@@ -44,8 +46,8 @@ def draw_figures(
 
 def _draw(identifier: str, figure: Figure, rows: Rows) -> DrawnFigure:
     draw = {"curves": _curves, "boxes": _boxes, "budgets": _budgets}[figure.kind]
-    drawn = draw(identifier, figure, rows)
-    notes = [] if drawn.panels else ["Nothing could be drawn."]
+    reading, drawn, table, own = draw(identifier, figure, rows)
+    notes = [] if drawn else ["Nothing could be drawn."]
     notes += [f"{label}: no run of this row is there" for label, runs in rows.items() if not runs]
     notes += [
         f"{label}: seed {run.seed} is unfinished, after {run.step_unit} {run.last_round}"
@@ -54,14 +56,13 @@ def _draw(identifier: str, figure: Figure, rows: Rows) -> DrawnFigure:
         if not run.is_finished
     ]
     legend = []
-    if figure.kind == "curves" and drawn.panels:
+    if figure.kind == "curves" and drawn:
         pairs = zip(panels.legend(rows), rows.values(), strict=True)
         legend = [entry for entry, runs in pairs if any(run.rounds for run in runs)]
-    wide = figure.kind != "curves"
-    return replace(drawn, legend=tuple(legend), wide=wide, notes=(*notes, *drawn.notes))
+    return DrawnFigure(figure.title, reading, tuple(drawn), table, (*notes, *own), legend)
 
 
-def _boxes(identifier: str, figure: Figure, rows: Rows) -> DrawnFigure:
+def _boxes(identifier: str, figure: Figure, rows: Rows) -> _Drawn:
     (metric,) = figure.metrics
     boxes, lines, notes = [], [], []
     for label, runs in rows.items():
@@ -86,17 +87,15 @@ def _boxes(identifier: str, figure: Figure, rows: Rows) -> DrawnFigure:
         if box.num_runs > 1:
             notes.append(f"{label}: averaged over {box.num_runs} runs, number by number")
     drawn = [curves.Panel(metric, draw_boxes(identifier, metric, boxes))] if boxes else []
-    return DrawnFigure(
-        figure.title,
+    reading = (
         f"{metric} over clients, each weighing the same. Box: 25th to 75th percentile; whiskers: "
-        "10th to 90th; line: median; triangle: mean.",
-        tuple(drawn),
-        Table.of(("row", "clients", "p10", "p25", "median", "p75", "p90", "mean"), lines),
-        tuple(notes),
+        "10th to 90th; line: median; triangle: mean."
     )
+    headings = ("row", "clients", "p10", "p25", "median", "p75", "p90", "mean")
+    return reading, drawn, Table.of(headings, lines), notes
 
 
-def _budgets(identifier: str, figure: Figure, rows: Rows) -> DrawnFigure:
+def _budgets(identifier: str, figure: Figure, rows: Rows) -> _Drawn:
     (metric,) = figure.metrics
     target = figure.target if figure.target is not None else math.nan
     points, lines, notes, hours = [], [], [], []
@@ -130,14 +129,11 @@ def _budgets(identifier: str, figure: Figure, rows: Rows) -> DrawnFigure:
         lines = [(*line, spent) for line, spent in zip(lines, hours, strict=True)]
     title = f"{metric} {target:g}"
     drawn = [curves.Panel(title, draw_points(identifier, points))] if points else []
-    return DrawnFigure(
-        figure.title,
+    reading = (
         f"What all clients together computed and sent until {metric} was {target:g}, as seen at "
-        "the evaluations. A hollow mark did not reach it, and stands for all that its run used.",
-        tuple(drawn),
-        Table.of(headings, lines),
-        tuple(notes),
+        "the evaluations. A hollow mark did not reach it, and stands for all that its run used."
     )
+    return reading, drawn, Table.of(headings, lines), notes
 
 
 def _misses(price: Price, steps: str) -> str:
@@ -148,7 +144,7 @@ def _misses(price: Price, steps: str) -> str:
     return f" in {steps}{best}"
 
 
-def _curves(identifier: str, figure: Figure, rows: Rows) -> DrawnFigure:
+def _curves(identifier: str, figure: Figure, rows: Rows) -> _Drawn:
     """Draw scalars of the rounds, a line a row: over rounds, or over the simulated time."""
     timed = figure.x == "simulated_time"
     unit = next((run.step_unit for runs in rows.values() for run in runs), "round")
@@ -181,13 +177,8 @@ def _curves(identifier: str, figure: Figure, rows: Rows) -> DrawnFigure:
             if runs and clock is None:
                 notes.append(f"{label}: has no simulated time")
     lines_of_table = [(label, *values) for label, values in cells.items() if rows[label]]
-    return DrawnFigure(
-        figure.title,
-        f"A line a row, by {unit}; of several seeds their mean, in the range of the seeds.",
-        tuple(panels.widen(drawn)),
-        Table.of(headings, lines_of_table),
-        tuple(notes),
-    )
+    reading = f"A line a row, by {unit}; of several seeds their mean, in the range of the seeds."
+    return reading, panels.widen(drawn), Table.of(headings, lines_of_table), notes
 
 
 def _row_numbers(label: str, runs: Sequence[RunRecord], metric: str) -> tuple[list[str], list[str]]:

@@ -24,7 +24,7 @@ from pfl_bench.report.costs import bytes_text, flops_text
 from pfl_bench.report.page import fill
 from pfl_bench.report.pictures import draw_front
 from pfl_bench.report.records import Data, Privacy, Record, records
-from pfl_bench.report.results import SETTINGS, epsilon_cell, format_mean
+from pfl_bench.report.results import SETTINGS, epsilon_cell, with_spread
 from pfl_bench.report.run_facts import count, duration
 from pfl_bench.report.run_folder import RunRecord
 from pfl_bench.report.table import Cell, Table
@@ -266,7 +266,7 @@ def _line(row: Row, notes: list[str]) -> list[str | Cell]:
         name,
         rank,
         Cell("yes" if row.front else "-"),
-        format_mean(utility.mean, utility.sd, seeds).text,
+        with_spread(utility.mean, utility.sd),
         row.protects,
         *epsilons,
         _audit(privacy),

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import Any
 
 from pfl_bench.report import canvas, curves
 from pfl_bench.report.curves import Panel
@@ -30,17 +31,6 @@ _PRIVACY_CURVES = {
 
 
 @dataclass(frozen=True)
-class LegendEntry:
-    """A row's CSS colour and SVG dashes; ``runs`` is its name in the page's numbers."""
-
-    name: str
-    color: str
-    dasharray: str
-    num_runs: int
-    runs: str
-
-
-@dataclass(frozen=True)
 class DrawnFigure:
     """One figure of a view, its numbers, and a legend where the pictures do not say it."""
 
@@ -49,8 +39,7 @@ class DrawnFigure:
     panels: tuple[Panel, ...]
     table: Table
     notes: tuple[str, ...]
-    legend: tuple[LegendEntry, ...] = ()
-    wide: bool = False
+    legend: list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -61,16 +50,21 @@ class Learning:
     constants: Table | None
 
 
-def legend(rows: Rows) -> list[LegendEntry]:
-    """Say how each row is drawn, in all pictures alike."""
-    entries = []
-    for style, (name, runs) in enumerate(rows.items()):
-        dashes = " ".join(f"{length:g}" for length in canvas.dashes(style)) or "none"
-        drawn = speaking(runs)
-        called = runs[0].name if runs else name
-        color = f"var(--s{style % len(canvas.PALETTE)})"  # as the page calls it
-        entries.append(LegendEntry(name, color, dashes, len(drawn), called))
-    return entries
+def legend(rows: Rows) -> list[dict[str, Any]]:
+    """Say how each row is drawn, in all pictures alike: its CSS colour and SVG dashes.
+
+    "runs" is its name in the page's numbers.
+    """
+    return [
+        {
+            "name": name,
+            "color": f"var(--s{style % len(canvas.PALETTE)})",  # as the page calls it
+            "dasharray": " ".join(f"{length:g}" for length in canvas.dashes(style)) or "none",
+            "num_runs": len(speaking(runs)),
+            "runs": runs[0].name if runs else name,
+        }
+        for style, (name, runs) in enumerate(rows.items())
+    ]
 
 
 def learning_panels(rows: Rows) -> dict[str, Learning]:

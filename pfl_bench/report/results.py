@@ -60,10 +60,7 @@ def _parts(notes: list[str], has_epsilons: bool) -> list[_Part]:
         (_PUBLISHED, _published),
         _raw("published sd", lambda row: row.published_sd),
         _raw("published seeds", lambda row: row.published_seeds),
-        (
-            Column("measured", is_number=True, only="people"),
-            lambda r: format_mean(r.mean, r.sd, runs_of_seeds(len(r.measured), r.num_seeds)),
-        ),
+        (Column("measured", is_number=True, only="people"), _measured),
         _raw("mean", lambda row: row.mean),
         _raw("sd", lambda row: row.sd),
         _raw("seeds", lambda r: len(r.measured) if r.num_seeds is None else r.num_seeds),
@@ -107,9 +104,9 @@ def _published(row: RowResult) -> Cell:
     return Cell(with_spread(row.published, row.published_sd), row.published, seeds)
 
 
-def format_mean(mean: float | None, sd: float | None, seeds: str) -> Cell:
-    """A mean over seeds, said to be over ``seeds``; with an sd, beside that."""
-    return Cell("-") if mean is None else Cell(with_spread(mean, sd), detail=seeds)
+def _measured(row: RowResult) -> Cell:
+    seeds = runs_of_seeds(len(row.measured), row.num_seeds)
+    return Cell("-") if row.mean is None else Cell(with_spread(row.mean, row.sd), detail=seeds)
 
 
 def with_spread(mean: float | None, sd: float | None) -> str:

@@ -141,7 +141,7 @@ def test_curves_have_a_line_a_row_and_say_what_is_missing(
     curves = drawn[0][0]
     # 2 to 400 does not fit a linear scale; accuracies do.
     assert [panel.title for panel in curves.panels] == ["train/loss (logarithmic)", "test/accuracy"]
-    assert [(entry.name, entry.num_runs) for entry in curves.legend] == [("A", 2), ("B", 1)]
+    assert [(entry["name"], entry["num_runs"]) for entry in curves.legend] == [("A", 2), ("B", 1)]
     assert curves.table.rows == (
         ("A", "0.5000", "0.5000", "0.8100", "0.8100"),
         ("B", "400.00", "2.0000", "0.8000", "0.8000"),

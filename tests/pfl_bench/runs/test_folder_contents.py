@@ -182,8 +182,8 @@ def test_the_verdict_names_files_that_were_not_looked_at(
     record = read_run(path)
     assert audit_status(record) == "passed; files not looked at"
     (panel,) = audits({"small": [record]})
-    assert panel.status == "passed"
-    assert panel.counts.startswith(f"{said}; 30 passed, ")
+    assert panel["status"] == "passed"
+    assert panel["counts"].startswith(f"{said}; 30 passed, ")
 
     (path / "checkpoints" / "sums.pt").write_bytes(b"")
     (path / "tensors").mkdir()
