@@ -65,6 +65,13 @@ def check_noise_cohort(arguments: argparse.Namespace) -> None:
 def mechanism_composition(arguments: argparse.Namespace) -> MechanismComposition:
     """Composition of the rounds of ``--mechanism``, with its key=value options."""
     options = arguments.overrides
+    alone = [text for text in options if "=" not in text]
+    if alone:
+        raise ConfigError(
+            f"pfl-bench privacy: {' '.join(alone)}: is a further value of an option that takes one "
+            "(in `table`, --rounds and --noise-multiplier take several): call the command for each "
+            "value; an option of --mechanism is written key=value"
+        )
     if arguments.mechanism is None and options:
         raise ConfigError(
             f"pfl-bench privacy: {' '.join(options)}: there is no --mechanism that it could be an "

@@ -322,6 +322,8 @@ def test_table_names_both_settings_and_who_cannot_account_them(capsys: Capture) 
         (["epsilon", *SMALL, "--rounds", "5", "--users", "-4"], "--users is -4"),
         (["epsilon", *SMALL, "--rounds", "5", "--users", "50"], "more than population_size 50"),
         (["epsilon", *SMALL, "--rounds", "5", "--separation", "2"], "sample by cyclic_poisson"),
+        (["table", *SMALL, "--rounds", "5", "--cohort", "64", "128"], "128: is a further value"),
+        (["epsilon", *SMALL, "--rounds", "5", "9", "--mechanism", "laplace"], "9: is a further"),
         (["epsilon", *SMALL, "--rounds", "5", "bands=3"], "no --mechanism that it could be"),
         (["epsilon", *SMALL, "--rounds", "5", "--mechanism", "laplce"], "did you mean 'laplace'"),
         (["epsilon", *SMALL, "--rounds", "5", "--mechanism", "none"], "neither clips nor noises"),
