@@ -273,7 +273,13 @@ def read_inputs(
         return _pictures(rows, options, shape)
     if kind == "vectors":
         return _vectors(rows, shape)
-    return tokens(rows.columns["input"].to_pylist()) if tokens else _texts(rows, options)
+    numbers = tokens(rows.columns["input"].to_pylist()) if tokens else _texts(rows, options)
+    padding = tokens.facts["pad_id"] if tokens else PAD_ID
+    empty = np.flatnonzero((numbers == padding).all(axis=1))
+    if len(empty):
+        among = f"it is one of {len(empty)} in {len(numbers)} rows from row {rows.first} on"
+        raise rows.refused(int(empty[0]), "input", f"has no word ({among}); leave such rows out")
+    return numbers
 
 
 def _pictures(rows: Rows, options: InputOptions, shape: Shape | None) -> NDArray[np.uint8]:

@@ -127,7 +127,10 @@ def test_users_in_several_published_splits_are_split_by_example(tmp_path: Path) 
 @pytest.mark.parametrize("ending", ["csv", "jsonl"])
 def test_text_becomes_hashed_words_and_labels_are_sorted(ending: str, tmp_path: Path) -> None:
     (tmp_path / "raw").mkdir()
-    texts, labels = ["Good,\ngood.", "bad", "", "good bad ugly film"], ["pos", "neg", "neg", "pos"]
+    texts, labels = (
+        ["Good,\ngood.", "bad", "ugly", "good bad ugly film"],
+        ["pos", "neg", "neg", "pos"],
+    )
     path = tmp_path / "raw" / f"train.{ending}"
     if ending == "csv":
         csv.write_csv(pa.table({"x": texts, "y": labels, "u": [1, 1, 1, 1]}), path)
@@ -143,7 +146,7 @@ def test_text_becomes_hashed_words_and_labels_are_sorted(ending: str, tmp_path: 
     def number(word: str) -> int:
         return 2 + zlib.crc32(word.encode()) % 10_000
 
-    words = {("good", ",", "good"): 1, ("bad",): 0, (): 0, ("good", "bad", "ugly"): 1}
+    words = {("good", ",", "good"): 1, ("bad",): 0, ("ugly",): 0, ("good", "bad", "ugly"): 1}
     numbers = {tuple(map(number, text)) + (0,) * (3 - len(text)): n for text, n in words.items()}
     rows = map(tuple, examples.inputs.tolist())
     assert dict(zip(rows, examples.targets.tolist(), strict=True)) == numbers
@@ -236,6 +239,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"y": ["a", "", "b"]}, "row 2, column 'y': is '', no class"),
     ({"y": [0.0, 1.0, 2.0]}, "column 'y': holds double, and cannot be the label.*are x, y, u"),
     ({"y": [0, 1, 2], "names": ["a", "b"]}, "row 3, column 'y': is 2, but has 2 classes"),
+    (
+        {"x": ["a", "", " "]},
+        r"row 2, column 'x': has no word \(it is one of 2 in 3 rows from row 1",
+    ),
     ({"u": ["a", "", "c"]}, "column 'u'.*is empty"),
     ({"u": ["a", None, "c"]}, "row 2, column 'u': has no value; each row needs its user"),
     ({"u": [[1], [2], [3]]}, "column 'u': holds list.*cannot be the user"),
