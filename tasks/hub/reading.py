@@ -26,6 +26,12 @@ from tasks.common.vision.pictures import PictureError, opened
 
 ROWS_AT_ONCE = 512
 ENDINGS = (".parquet", ".csv", ".jsonl")
+_CONVERSIONS = (
+    "JSON by `pandas.read_json('a.json').to_parquet('a.parquet')`; packed CSV by "
+    "`pandas.read_csv('a.csv.gz').to_parquet('a.parquet')`; images in folders of their labels by "
+    "`pandas.DataFrame([(p.read_bytes(), p.parent.name) for p in Path().glob('*/*.*')], "
+    "columns=['image', 'label']).to_parquet('a.parquet')`"
+)
 # The Hub's names of splits, in names of files and folders.
 _SPLIT_WORD = re.compile(
     r"(?<![a-z])(?:(?P<train>train(?:ing)?)|(?P<val>validation|valid|val|dev)"
@@ -77,7 +83,8 @@ def find_files(source: Path, patterns: Mapping[str, str | None]) -> list[tuple[s
         names = ", ".join(path.name for path in every[:5]) or "nothing"
         raise DataError(
             f"{source}: has no file {', '.join('*' + ending for ending in ENDINGS)}; it has {names}"
-            ". Download the data set by `pfl-bench data download hub dataset=OWNER/NAME`"
+            ". Get the data set by `pfl-bench data download hub dataset=OWNER/NAME`, or convert "
+            f"it in Python, after `from pathlib import Path; import pandas`: {_CONVERSIONS}"
         )
     places = {path.relative_to(source).as_posix(): path for path in paths}
     if not any(patterns.values()):

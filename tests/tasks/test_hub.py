@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import os
+import re
 import zlib
 from pathlib import Path
 from typing import Any
@@ -288,6 +289,30 @@ def test_wrong_files_are_refused(tmp_path: Path) -> None:
         prepared(source, "user=z")
     with pytest.raises(ConfigError, match=r"split_by: is about users; name their column"):
         prepared(source, "split_by=example")
+
+
+def test_forms_that_are_not_read_come_with_the_line_that_converts_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pandas = pytest.importorskip("pandas")
+    monkeypatch.chdir(tmp_path)
+    rows = pandas.DataFrame({"x": ["a", "b"], "y": ["cat", "dog"]})
+    for name in ("json", "csv", "images"):
+        Path(name).mkdir()
+    rows.to_json("json/a.json")
+    rows.to_csv("csv/a.csv.gz")
+    for row, label in enumerate(rows["y"]):
+        Path("images", label).mkdir()
+        Path("images", label, "1.png").write_bytes(PICTURES[row]["bytes"])
+    for folder, column in (("json", "x"), ("csv", "x"), ("images", "image")):
+        given = (f"input={column}", f"label={'label' if column == 'image' else 'y'}")
+        with pytest.raises(DataError, match=r"no file \*.parquet, \*.csv, \*.jsonl;") as refused:
+            prepared(tmp_path / folder, *given)
+        setup, *lines = re.findall("`([^`]+)`", str(refused.value))[1:]
+        monkeypatch.chdir(tmp_path / folder)
+        exec(f"{setup}\n{lines[('json', 'csv', 'images').index(folder)]}", {})
+        prepared(tmp_path / folder, *given)
+        assert opened(tmp_path).facts.class_names == ("cat", "dog")
 
 
 @pytest.mark.parametrize(
