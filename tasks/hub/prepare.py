@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+from fnmatch import fnmatch
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -14,10 +17,23 @@ from pfl_bench.data import FieldSpec
 from pfl_bench.types import ConfigError, DataError, HubDataset, Progress, SplitBy
 from tasks.common.leaf.gathering import UNSPLIT, Gathering, PartitionOptions, write_partition
 from tasks.common.options import StrictOptions
+from tasks.common.sources import files_below
 from tasks.common.text.words import SPECIAL
-from tasks.hub.reading import InputOptions, Rows, Tokens, find_files, read_inputs, read_rows
+from tasks.hub.reading import InputOptions, Rows, Tokens, read_inputs, read_rows
 
 MOST_CLASSES = 65_536
+ENDINGS = (".parquet", ".csv", ".jsonl")
+_CONVERSIONS = (
+    "JSON by `pandas.read_json('a.json').to_parquet('a.parquet')`; packed CSV by "
+    "`pandas.read_csv('a.csv.gz').to_parquet('a.parquet')`; images in folders of their labels by "
+    "`pandas.DataFrame([(p.read_bytes(), p.parent.name) for p in Path().glob('*/*.*')], "
+    "columns=['image', 'label']).to_parquet('a.parquet')`"
+)
+# The Hub's names of splits, in names of files and folders.
+_SPLIT_WORD = re.compile(
+    r"(?<![a-z])(?:(?P<train>train(?:ing)?)|(?P<val>validation|valid|val|dev)"
+    r"|(?P<test>test(?:ing)?|eval(?:uation)?))(?![a-z])"
+)
 _OF_USERS = ("min_examples", "user_fraction", "num_users", "data_fraction", "partition", "split_by")
 
 
@@ -110,6 +126,42 @@ class Labels:
         places = {value: place for place, value in enumerate(ordered)}
         class_of = np.array([places[value] for value in self.numbers], np.uint16)
         return self.class_names or tuple(map(str, ordered)), class_of
+
+
+def find_files(source: Path, patterns: Mapping[str, str | None]) -> list[tuple[str, Path]]:
+    """Splits and paths of the files below a folder, of the first of ``ENDINGS`` that is there.
+
+    ``patterns`` says which files a split has, by their paths in the folder ("data/a-*"); where all
+    are None, the last word for a split in a path decides, and without one it is train.
+    """
+    every = files_below(source)
+    paths: list[Path] = []
+    for ending in ENDINGS:
+        paths = paths or [path for path in every if path.suffix.lower() == ending]
+    if not paths:
+        names = ", ".join(path.name for path in every[:5]) or "nothing"
+        raise DataError(
+            f"{source}: has no file {', '.join('*' + ending for ending in ENDINGS)}; it has {names}"
+            ". Get the data set by `pfl-bench data download hub dataset=OWNER/NAME`, or convert "
+            f"it in Python, after `from pathlib import Path; import pandas`: {_CONVERSIONS}"
+        )
+    places = {path.relative_to(source).as_posix(): path for path in paths}
+    if not any(patterns.values()):
+        return [(_split_of(place.lower()), path) for place, path in places.items()]
+    found = []
+    for split, pattern in patterns.items():
+        own = [path for place, path in places.items() if pattern and fnmatch(place, pattern)]
+        if pattern and not own:
+            raise ConfigError(
+                f"{split}={pattern}: {source} has no such file; it has {', '.join([*places][:10])}"
+            )
+        found += [(split, path) for path in own]
+    return found
+
+
+def _split_of(place: str) -> str:
+    found = [str(match.lastgroup) for match in _SPLIT_WORD.finditer(place)]
+    return found[-1] if found else "train"
 
 
 def prepare(source: Path, out: Path, options: Options, progress: Progress) -> dict[str, Any]:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Literal
 from zlib import crc32
@@ -20,23 +18,11 @@ from pydantic import Field
 from pfl_bench.data import regular
 from pfl_bench.types import ConfigError, DataError, did_you_mean
 from tasks.common.options import StrictOptions
-from tasks.common.sources import files_below, reading, reason
+from tasks.common.sources import reading, reason
 from tasks.common.text.words import PAD_ID, SPECIAL, import_transformers, split_words
 from tasks.common.vision.pictures import PictureError, opened
 
 ROWS_AT_ONCE = 512
-ENDINGS = (".parquet", ".csv", ".jsonl")
-_CONVERSIONS = (
-    "JSON by `pandas.read_json('a.json').to_parquet('a.parquet')`; packed CSV by "
-    "`pandas.read_csv('a.csv.gz').to_parquet('a.parquet')`; images in folders of their labels by "
-    "`pandas.DataFrame([(p.read_bytes(), p.parent.name) for p in Path().glob('*/*.*')], "
-    "columns=['image', 'label']).to_parquet('a.parquet')`"
-)
-# The Hub's names of splits, in names of files and folders.
-_SPLIT_WORD = re.compile(
-    r"(?<![a-z])(?:(?P<train>train(?:ing)?)|(?P<val>validation|valid|val|dev)"
-    r"|(?P<test>test(?:ing)?|eval(?:uation)?))(?![a-z])"
-)
 _MEND = "get it anew if it is cut; CSV and JSON are UTF-8, a column of one type, a JSON row 1 MiB"
 _OF_INPUT = "images (bytes, or the Hub's struct of bytes and path), lists of numbers, or text"
 
@@ -67,42 +53,6 @@ class Rows:
         return DataError(
             f"{self.path}, row {self.first + row}, column '{self.names[purpose]}': {reason}"
         )
-
-
-def find_files(source: Path, patterns: Mapping[str, str | None]) -> list[tuple[str, Path]]:
-    """Splits and paths of the files below a folder, of the first of ``ENDINGS`` that is there.
-
-    ``patterns`` says which files a split has, by their paths in the folder ("data/a-*"); where all
-    are None, the last word for a split in a path decides, and without one it is train.
-    """
-    every = files_below(source)
-    paths: list[Path] = []
-    for ending in ENDINGS:
-        paths = paths or [path for path in every if path.suffix.lower() == ending]
-    if not paths:
-        names = ", ".join(path.name for path in every[:5]) or "nothing"
-        raise DataError(
-            f"{source}: has no file {', '.join('*' + ending for ending in ENDINGS)}; it has {names}"
-            ". Get the data set by `pfl-bench data download hub dataset=OWNER/NAME`, or convert "
-            f"it in Python, after `from pathlib import Path; import pandas`: {_CONVERSIONS}"
-        )
-    places = {path.relative_to(source).as_posix(): path for path in paths}
-    if not any(patterns.values()):
-        return [(_split_of(place.lower()), path) for place, path in places.items()]
-    found = []
-    for split, pattern in patterns.items():
-        own = [path for place, path in places.items() if pattern and fnmatch(place, pattern)]
-        if pattern and not own:
-            raise ConfigError(
-                f"{split}={pattern}: {source} has no such file; it has {', '.join([*places][:10])}"
-            )
-        found += [(split, path) for path in own]
-    return found
-
-
-def _split_of(place: str) -> str:
-    found = [str(match.lastgroup) for match in _SPLIT_WORD.finditer(place)]
-    return found[-1] if found else "train"
 
 
 def read_rows(files: Sequence[tuple[str, Path]], names: Mapping[str, str]) -> Iterator[Rows]:
