@@ -137,7 +137,7 @@ def _kind(path: Path, schema: Any, use: str, column: str) -> str:
 
 def _class_names(schema: Any, column: str) -> tuple[str, ...] | None:
     """Names of a label's classes in the Hub's own entry of a file's metadata, if it is there."""
-    with suppress(KeyError, TypeError, ValueError):
+    with suppress(KeyError, TypeError, ValueError, RecursionError):
         features = json.loads(schema.metadata[b"huggingface"])["info"]["features"]
         return tuple(str(name) for name in features[column]["names"])
     return None

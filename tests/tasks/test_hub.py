@@ -268,6 +268,13 @@ def test_more_classes_than_a_store_can_number_are_refused(
         prepared(tmp_path / "raw")
 
 
+def test_metadata_that_are_nested_too_deeply_name_no_class(tmp_path: Path) -> None:
+    path = write(tmp_path / "raw/train.parquet", **GOOD)
+    metadata = {"huggingface": "[" * 100_000}
+    parquet.write_table(parquet.read_table(path).replace_schema_metadata(metadata), path)
+    assert prepared(tmp_path / "raw")["classes"] == 3
+
+
 def test_wrong_files_are_refused(tmp_path: Path) -> None:
     source = tmp_path / "raw"
     source.mkdir()
