@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the wheel, installs it, and uses it from an empty folder, as someone without a checkout does: the demo's table, list,
+# Builds the wheel (from an sdist), installs it, and uses it from an empty folder, as someone without a checkout does: the demo, list,
 # copy, show, what docs/beside_fedavg.md says, and folders whose names the package has too. Expects `python` with the package `build`.
 #
 # WHEEL_ENVIRONMENT=DIR installs into that environment, which has the dependencies, in place of a new one (some GB, minutes).
@@ -27,7 +27,8 @@ shadowed() {
         ! grep -q Traceback "$folder/said.log" || { cat "$folder/said.log" >&2; fail "no message on a foreign tasks/: $*"; }
 }
 
-quietly python -m build --wheel --outdir "$folder/dist" .
+quietly python -m build --outdir "$folder/dist" . # the wheel from the sdist, which has to be whole
+! tar -tzf "$folder"/dist/*.tar.gz | grep /tests/ >"$folder/said.log" || fail "the sdist has a part of the tests, which cannot run there"
 rm -rf build/lib build/bdist.*
 environment=${WHEEL_ENVIRONMENT:-$folder/venv}
 if [ -n "${WHEEL_ENVIRONMENT:-}" ]; then
