@@ -30,6 +30,7 @@ from privacy.audit import tails
 from privacy.audit.check import LEVEL, SEEN, Finding, check
 from privacy.audit.evidence import Evidence, SkippedError
 from privacy.audit.inputs import AuditInputs, as_number
+from privacy.empirical.gaussian_dp import largest
 
 Array = NDArray[np.float64]
 
@@ -39,6 +40,7 @@ _MOST_ROUNDING = 0.05
 _FLOAT32 = 4.0 * 2.0**-24
 # Relative error of a sum of squares that is allowed beside that which is recorded.
 _SLACK = 1e-7
+_MOST_DRAWS = 1e15
 _STATISTICS = ("mean", "square")
 
 
@@ -128,28 +130,45 @@ def check_noise_scale(evidence: Evidence, inputs: AuditInputs) -> Finding:
     return found.seen(
         f"standard deviation {ratio:.6g} of the claimed one over {float(np.nansum(count)):.4g} "
         f"draws in {len(at)} rounds{hidden}; {shown}",
-        _smallest_error(draws, tests, 6.0 if noise.shape == "laplace" else 3.0),
+        _power(noise.shape, draws, tests, float(slack.max(initial=_SLACK))),
         ratio=ratio,
     )
 
 
-def deviations(tests: float) -> float:
-    """Standard deviations that a mean must be off to be seen where so many tests share the level.
+def smallest_errors(shape: str, draws: float, tests: float, slack: float) -> tuple[float, float]:
+    """Least error of a standard deviation that so many draws show, with probability ``SEEN``.
 
-    These are of normal approximations, which are good where there are many draws; the probability
-    with which a sound run fails does not rest on them.
+    Of one that is too small (1 if none is seen) and of one that is too large, relative, where so
+    many tests share the level. From the ends of what ``tails.squares`` accepts, and from the gamma
+    law with the mean and the variance of the sum of squares: its own law for normal draws, near it
+    for Laplace ones. The probability with which a sound run fails does not rest on it.
     """
     from scipy import stats
 
-    return float(stats.norm.isf(LEVEL / (2.0 * tests)) + stats.norm.ppf(SEEN))
+    def is_seen(total: float) -> bool:
+        return float(tails.squares(shape, total, draws, slack)) < LEVEL / tests
+
+    spread = 5.0 if shape == "laplace" else 2.0  # variance of a draw's square
+    law: Any = stats.gamma(draws / spread, scale=spread)
+    low = largest(is_seen, 0.0, draws) if is_seen(0.0) else 0.0
+    high = 2.0 * draws
+    while not is_seen(high):
+        high *= 2.0
+    high = largest(lambda total: not is_seen(total), draws, high)
+    most, least = float(law.ppf(SEEN)), float(law.ppf(1.0 - SEEN))
+    return 1.0 - math.sqrt(low / most), math.sqrt(high / least) - 1.0
 
 
-def _smallest_error(draws: float, tests: float, kurtosis: float) -> str:
-    """The least error of a standard deviation that so many draws of that kurtosis show."""
-    relative = 0.5 * math.sqrt((kurtosis - 1.0) / max(1.0, draws)) * deviations(tests)
-    if not relative < 1.0:
-        return "no error of the scale: it has too few draws"
-    return f"a scale that is {100.0 * relative:.2g} % or more off with probability {SEEN:g}"
+def _power(shape: str, draws: float, tests: float, slack: float) -> str:
+    """Say which wrong scales a run of so many draws would show."""
+    if not 1.0 <= draws < _MOST_DRAWS:
+        return "no error of the scale: it has no draws, or more than any run has"
+    small, large = smallest_errors(shape, draws, tests, slack)
+    too_small = f"{100.0 * small:.3g} % or more too small, or " if small < 1.0 else ""
+    return (
+        f"a scale that is {too_small}{100.0 * large:.3g} % or more too large, with probability "
+        f"{SEEN:g}"
+    )
 
 
 def _spread(noise: Noise, total: Array, count: Array) -> float | None:
