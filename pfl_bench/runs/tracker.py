@@ -34,7 +34,7 @@ class Tracked:
 
     Attributes:
         folder: The run folder; a tracker writes below it, if anywhere on this machine.
-        name: Name of the run.
+        name: Name of the row, and the run's seed.
         config: The resolved configuration, JSON-serialisable.
         table: The row's table, such as "flair/table1".
         row: The row's file without its ending; runs of one row, such as its seeds, share it.

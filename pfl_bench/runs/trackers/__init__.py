@@ -175,5 +175,5 @@ def tracked_of(
     table = source.parent.relative_to(home).as_posix() if inside else source.parent.name
     config = resolved.config
     labels = tuple(dict.fromkeys((table, resolved.tree["task"]["name"], config.setting)))
-    tree, row = resolved.tree, source.stem
-    return Tracked(folder, config.name, tree, table, row, labels, done, model)
+    tree, name = resolved.tree, f"{config.name}, seed {config.seed}"
+    return Tracked(folder, name, tree, table, source.stem, labels, done, model)

@@ -231,6 +231,7 @@ def test_what_is_not_installed_is_said_with_its_extra(
 
 def test_a_row_s_labels_are_its_table_task_and_setting() -> None:
     of_ours = tracked_of(pfl_bench.load_row("demo/private_federated.yaml"), Path("run"), 0)
+    assert of_ours.name == "demo-private-federated, seed 0"
     assert (of_ours.table, of_ours.row) == ("demo", "private_federated")
     assert of_ours.labels == ("demo", "digits", "private_federated")
 
