@@ -34,6 +34,7 @@ class CanaryOptions(BaseModel):
             kind's own: "final" for one_shot, else "every_round". worst_case sees every round.
         confidence: Of the two-sided interval whose lower end is reported, at least 0.5 and below
             1: a bound lies above the truth in at most half of what is left, 2.5 % of runs at 0.95.
+            Below 0.9 the bound "gaussian" of few canaries does so more often.
         step_bound: worst_case alone: how the effect of one step is bounded, "normal" (exact for
             the Gaussian noise that the composition supposes anyway) or "clopper_pearson" (for any
             noise in the step itself, but loose where a step shows little).

@@ -22,7 +22,9 @@ shift.
 The lower bound of the shift d, from the k scores in and the l out, is d - t (v / k + 1 / l +
 d^2 / (2 l))^(1/2), with the variance ratio v of the two laws, and t of Student's law: the delta
 method for a difference of means in estimated standard deviations. Scores of included canaries need
-not be normal, nor as wide.
+not be normal, nor as wide. Of few canaries the interval is too short at a small confidence: of ten
+in and ten out, and a large shift, it is above the truth in 30 % of trials in place of 25 %, and in
+11 % in place of 10 %; at 2.5 % (the default of ``confidence``) it is not.
 
 The bound of epsilon is that of rounds at this multiplier, by the accountant: as the multiplier is
 larger than the true one at the confidence, epsilon is smaller.

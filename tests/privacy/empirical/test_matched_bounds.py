@@ -146,3 +146,17 @@ def test_less_noise_than_is_claimed_lifts_a_run_s_bound_above_its_claim(
     monkeypatch.setattr(gaussian, "noised_mean", third)
     planted = run(canaried(bound, 1.5), tmp_path / "planted")["canaries"]
     assert planted["lower_bound"] > planted["upper_bound"]
+
+
+@pytest.mark.parametrize(
+    ("confidence", "least", "most"), [(0.75, 0.27, 0.33), (0.975, 0.0, 0.0375)]
+)
+def test_of_few_canaries_the_shift_is_bounded_at_large_confidences_alone(
+    confidence: float, least: float, most: float
+) -> None:
+    """Ten in and ten out, of normal scores, as the docstring of the bound says."""
+    rng, included, trials = np.random.default_rng(0), np.arange(20) < 10, 2000
+    above = sum(
+        shift_bound(rng.normal(20.0 * included), included, confidence) > 20.0 for _ in range(trials)
+    )
+    assert least * trials <= above < most * trials
