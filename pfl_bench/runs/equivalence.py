@@ -4,7 +4,7 @@ A difference that a test does not find is no agreement: a few scattered seeds ag
 So the question is the other one. A number is reproduced if the ``LEVEL`` interval of the difference
 of the means lies within the margin: both one-sided tests of a difference as large as the margin
 reject, at (1 - ``LEVEL``) / 2 each. That is the level of normal values; docs/commands.md says how
-far it is from it of two seeds, of unlike spreads, and of values so coarse that seeds are equal.
+far it is from it of two seeds and of unlike spreads.
 """
 
 from __future__ import annotations
@@ -76,9 +76,10 @@ def equivalence(measured: Sequence[float], published: Published) -> Comparison:
     """Compare the numbers of one seed or more with a published number.
 
     The interval is that of Welch's t where both spreads are known. One seed is compared as one more
-    published run is, with the published spread. A published number without spread is taken as
-    printed, and so the interval is that of our mean alone, which needs two seeds; one seed that is
-    more than ten margins away differs.
+    published run is, with the published spread. So are seeds of equal values, which are of a coarse
+    metric more often than of a training without any spread. A published number without spread is
+    taken as printed, and so the interval is that of our mean alone, which needs two seeds that
+    differ; one that is more than ten margins away differs.
 
     The outcome is "reproduced" if the interval lies within the margin, "differs" if it lies outside
     of it on one side, else "undecided", also where the interval excludes 0. Values that are not
@@ -88,10 +89,11 @@ def equivalence(measured: Sequence[float], published: Published) -> Comparison:
     margin = published.margin * (1 + _SLACK) + 1e-12
     if not math.isfinite(difference):
         return Comparison("differs", "a seed's value is not finite")
-    sd = statistics.stdev(measured) if len(measured) > 1 else None
+    sd = statistics.stdev(measured) if len(set(measured)) > 1 else None
     half = half_width(sd, len(measured), published)
     if half is None:
-        text = f"one seed, {difference:+.4g}, no published spread; margin {published.margin:g}"
+        seeds = "one seed" if len(measured) == 1 else "seeds of equal values"
+        text = f"{seeds}, {difference:+.4g}, no published spread; margin {published.margin:g}"
         return Comparison("differs" if abs(difference) > _FAR * margin else "undecided", text)
     text = (
         f"difference {difference:+.4g}, {LEVEL:.0%} interval {difference - half:+.4g} to "
@@ -126,20 +128,18 @@ def _more_seeds(sd: float | None, seeds: int, published: Published, wanted: floa
 def half_width(sd: float | None, seeds: int, published: Published) -> float | None:
     """Half the ``LEVEL`` interval of the difference of our mean and the published one.
 
-    ``sd`` is that of our seeds with ``ddof=1``, not used of one seed. None of one seed where no
-    spread is published.
+    ``sd`` is that of our seeds with ``ddof=1``, None of one seed or of equal values. None of these
+    where no spread is published.
 
     Source: Welch 1947, The generalization of Student's problem; of one seed, the t interval of a
         future observation of a normal sample: Hahn and Meeker 1991, section 4.7.
     """
-    if seeds < 2 or sd is None:
+    if sd is None:
         if published.sd is None or published.seeds is None:
             return None
         return quantile(published.seeds - 1) * published.sd * math.sqrt(1 + 1 / published.seeds)
     if published.sd is None or published.seeds is None:
         return quantile(seeds - 1) * sd / math.sqrt(seeds)
-    if not sd and not published.sd:
-        return 0.0
     error, freedom = welch(sd, seeds, published.sd, published.seeds)
     return quantile(freedom) * error
 

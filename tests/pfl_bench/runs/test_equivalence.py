@@ -75,13 +75,16 @@ def test_one_seed_by_hand() -> None:
         # As printed of trainings that all stay at chance: 10.00 +- 0.00.
         ((0.1001,), Published(0.1, 0.01, 0.0, 3, 0.1), "reproduced"),
         ((0.1, 0.1), Published(0.1, 0.01, 0.0, 3, 0.1), "reproduced"),
-        ((0.1, 0.1), Published(0.1, 0.01), "reproduced"),
         # The interval excludes 0 and reaches beyond the margin.
         ((0.712, 0.713, 0.711), Published(0.7, 0.011, 1e-4, 5), "undecided"),
         # No spread is known.
         ((0.7,), Published(0.7, 0.01), "undecided"),
+        ((0.7, 0.7), Published(0.7, 0.01), "undecided"),
+        ((0.9, 0.9), Published(0.7, 0.01), "differs"),
+        # Equal values have the published spread, as one seed has.
+        ((0.7, 0.7), Published(0.7, 0.1, 0.05, 5), "undecided"),
         # At the margin as printed.
-        ((0.76, 0.76), Published(0.75, 0.01), "reproduced"),
+        ((0.76,), Published(0.75, 0.01, 0.0, 5), "reproduced"),
     ],
 )
 def test_outcomes(measured: tuple[float, ...], published: Published, outcome: str) -> None:
@@ -148,14 +151,18 @@ def test_how_often_the_interval_misses(
     assert least * trials < missed < most * trials
 
 
-def test_of_coarse_values_the_level_does_not_hold() -> None:
-    """Two seeds that are equal have a point as their interval: half of them, of 100 examples."""
+@pytest.mark.parametrize("spread", [(None, None), (0.005, 5)])
+def test_of_coarse_values_that_are_equal_a_number_is_not_taken_for_reproduced(
+    spread: tuple[float | None, int | None],
+) -> None:
+    """Two seeds of 100 examples are equal in half of all cases, which says nothing of a spread."""
     rng, trials, reproduced, equal = np.random.default_rng(0), 1000, 0, 0
     for _ in range(trials):
         ours = (np.round(100 * rng.normal(0.810001, 0.005, 2)) / 100).tolist()
         equal += ours[0] == ours[1]
-        reproduced += equivalence(ours, Published(0.8, 0.01)).outcome == "reproduced"
-    assert 0.4 * trials < reproduced <= equal < 0.6 * trials
+        reproduced += equivalence(ours, Published(0.8, 0.01, *spread)).outcome == "reproduced"
+    assert 0.4 * trials < equal < 0.6 * trials
+    assert reproduced <= 0.025 * trials
 
 
 def test_runs_of_one_seed_are_no_further_seeds_of_an_interval() -> None:
