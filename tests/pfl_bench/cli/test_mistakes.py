@@ -341,6 +341,26 @@ def test_what_torchrun_cannot_start(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("WORLD_SIZE", "", "the environment variable WORLD_SIZE='' is not a number of torchrun's"),
+        ("RANK", "x", "the environment variable RANK='x' is not a number"),
+        ("RANK", "5", "the environment variable RANK='5': ranks of WORLD_SIZE=2 end at 1"),
+        ("MASTER_PORT", "here", "the environment variable MASTER_PORT='here' is not a number"),
+    ],
+)
+def test_what_torchrun_never_sets(
+    name: str, value: str, why: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    place = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    for variable, text in (place | {name: value}).items():
+        monkeypatch.setenv(variable, text)
+    text = said(["run", "demo/federated", "--dry-run"], capsys)
+    assert why in text
+    assert "unset RANK WORLD_SIZE MASTER_ADDR MASTER_PORT" in text
+
+
 def test_a_folder_with_two_packages_of_plug_ins(tmp_path: Path, capsys: Capture) -> None:
     for name in ("a_plugins", "b_plugins"):
         (tmp_path / name).mkdir()
