@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from pfl_bench.config.terminal_text import say
 from pfl_bench.runs.jobs.job import (
@@ -22,7 +22,10 @@ from pfl_bench.runs.jobs.job import (
 )
 from pfl_bench.runs.log import finished_before
 from pfl_bench.runs.stop import is_busy
-from pfl_bench.types import UserInputError, importing_nothing_here
+from pfl_bench.types import ConfigError, UserInputError, importing_nothing_here
+
+# Seconds that another command may take to submit before it is named.
+_PATIENCE = 5.0
 
 
 def launch(
@@ -65,7 +68,7 @@ class _Queue:
             # It holds runs' configurations, whose seed tells the noise, and pickles that are read.
             self._jobs.mkdir(mode=0o700, parents=True, exist_ok=True)
             # Another command on the same runs must not submit between our look and our record.
-            with FileLock(self._jobs / ".lock"):
+            with _turn(self._jobs / ".lock"):
                 self._begin()
         self._tell()
         return len(self._watched) + len(self._waiting) > 0
@@ -192,6 +195,30 @@ class _Queue:
             f"{self._launcher.name} jobs that go on: {numbers}; the same command comes back to them"
             f"{rest}. To stop one: {self._launcher.stop_command} NUMBER"
         )
+
+
+@contextlib.contextmanager
+def _turn(path: Path) -> Iterator[None]:
+    """Take the turn to submit, however long another command has it; who waits for long is told."""
+    lock = FileLock(path)
+    try:
+        try:
+            lock.acquire(timeout=_PATIENCE)
+        except Timeout:
+            say(
+                f"{path}: waiting for another command that submits jobs here; if it is stopped, "
+                "continue or end it; if no machine has it any more, delete this file"
+            )
+            lock.acquire()
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: cannot be locked ({error.strerror}), so that another command could begin the "
+            "same runs; give a folder of another file system with --out"
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 @contextlib.contextmanager

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import shutil
@@ -9,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -387,6 +390,35 @@ def test_what_another_process_writes_is_waited_for_and_a_foreign_folder_is_refus
     assert "holds files but no run (found: notes.txt)" in err
     assert "runs/rows/a/seed-3: finished before" in err
     assert "submitted" not in err
+
+
+def test_who_waits_for_a_command_that_has_the_jobs_is_told(
+    rows: Callable[..., Path], capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = rows(a={})
+    assert main(["table", str(folder)]) == 0
+    Path("runs/rows/jobs").mkdir()
+    monkeypatch.setattr(queue, "_PATIENCE", 0.1, raising=False)
+    capsys.readouterr()
+    with Path("runs/rows/jobs/.lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        threading.Timer(1.0, fcntl.flock, (held, fcntl.LOCK_UN)).start()
+        assert main(["table", str(folder), "--launcher", "local"]) == 0
+    told = "runs/rows/jobs/.lock: waiting for another command that submits jobs here; if it is"
+    assert capsys.readouterr().err.count(told) == 1
+
+
+def test_jobs_on_a_file_system_without_locks_are_refused(
+    rows: Callable[..., Path], capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without(*given: Any) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    folder = rows(a={})
+    monkeypatch.setattr(fcntl, "flock", without)
+    assert main(["table", str(folder), "--launcher", "local"]) == 2
+    text = "runs/rows/jobs/.lock: cannot be locked (No locks available)"
+    assert text in capsys.readouterr().err
 
 
 def test_a_sweep_shows_the_same_with_a_launcher_and_runs_nothing_twice(
