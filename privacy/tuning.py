@@ -46,6 +46,8 @@ Distribution = Literal["poisson", "geometric", "truncated_negative_binomial"]
 DISTRIBUTIONS: tuple[str, ...] = get_args(Distribution)
 # Beyond it nobody trains, and sampling by its cumulative sum would take long.
 _LARGEST_MEAN = 1e6
+# Of a gamma that is searched for, an eta and a first mass: beyond it digits are lost.
+_SMALLEST = 1e-300
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +131,10 @@ class Trials:
         if self.gamma is None:
             return int(rng.poisson(self.mean))
         point, number, mass = float(rng.random()), 1, self.probability_of_one
-        # A mass that underflows is beyond every point that a float can be.
+        if mass < _SMALLEST:
+            # The untruncated law, whose mass at 0 is smaller still where eta is large.
+            return max(1, int(rng.negative_binomial(self.eta, self.gamma)))
+        # A mass that underflows here is beyond every point that a float can be.
         while point >= mass > 0.0:
             point -= mass
             mass *= (1.0 - self.gamma) * (number + self.eta) / (number + 1)
@@ -168,7 +173,7 @@ def mean_of(gamma: float, eta: float) -> float:
         return 1.0
     log = math.log(gamma)
     # (1 - gamma ** eta) / eta, whose limit at 0 is -log(gamma).
-    spread = -log if eta == 0.0 else -math.expm1(eta * log) / eta
+    spread = -log if abs(eta) < _SMALLEST else -math.expm1(eta * log) / eta
     return (1.0 - gamma) / (gamma * spread)
 
 
@@ -176,7 +181,12 @@ def _gamma_of(mean: float, eta: float) -> float:
     """Gamma of a mean, never above the true one."""
     if eta == 1.0 or mean == 1.0:
         return 1.0 / mean
-    low, high = 1e-300, 1.0
+    low, high = _SMALLEST, 1.0
+    if mean > mean_of(low, eta):
+        raise PrivacyError(
+            f"mean is {mean!r}, but at eta {eta!r} must be an expected number of trials below "
+            f"{mean_of(low, eta):.4g}; a larger eta allows more"
+        )
     while high / low > 1.0 + 1e-13:
         middle = math.sqrt(low * high)
         if not low < middle < high:

@@ -108,6 +108,29 @@ def test_draws_have_the_law_that_is_accounted(eta: float) -> None:
     assert stats.chisquare(seen, expected * seen.sum() / expected.sum()).pvalue > 1e-4
 
 
+def test_draws_of_a_law_whose_first_mass_underflows() -> None:
+    trials = Trials.named(TNB, mean=10_000, eta=200.0)
+    assert trials.probability_of_one == 0.0
+    rng = np.random.default_rng(7)
+    drawn = np.array([trials.draw(rng) for _ in range(2000)])
+    # Its mass at 0 underflows too: the negative binomial of that shape.
+    law = stats.nbinom(200.0, trials.gamma)
+    assert drawn.mean() == pytest.approx(10_000, abs=6.0 * law.std() / math.sqrt(2000))
+    assert drawn.std() == pytest.approx(law.std(), rel=0.1)
+
+
+def test_a_mean_without_a_gamma_is_refused() -> None:
+    # Gamma would be 20^-1000: with the least one that is searched, the mean would be 2.
+    with pytest.raises(PrivacyError, match=r"mean is 20.0, .* eta -0.999 .* below 1.993; a l"):
+        Trials.named(TNB, mean=20, eta=-0.999)
+    assert Trials.named(TNB, mean=1.9, eta=-0.999).probability_of_one <= 1.0
+
+
+def test_the_smallest_etas_have_the_limit_at_0() -> None:
+    for eta in (5e-324, -1e-323, 1e-310):
+        assert mean_of(0.07, eta) == pytest.approx(mean_of(0.07, 0.0), rel=1e-12)
+
+
 def test_geometric_and_poisson_draws() -> None:
     rng = np.random.default_rng(3)
     drawn = np.array([GEOMETRIC.draw(rng) for _ in range(20_000)])
