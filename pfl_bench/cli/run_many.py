@@ -184,6 +184,13 @@ def run_all(plans: Plans, arguments: argparse.Namespace, out: Path) -> Batch:
                     _print_failure(run_folder, ended)
                 failed[run_folder] = ended
             summaries.append(None if isinstance(ended, str) else ended)
+    for place, (run_folder, resolved) in enumerate(plans):
+        if run_folder in failed:
+            # Another process that was writing it may have finished it by now.
+            found = attempt(_summary, run_folder, resolved)
+            if isinstance(found, dict):
+                summaries[place] = found
+                del failed[run_folder]
     kept = [one for one, left in zip(plans, summaries, strict=True) if left and one[0] in before]
     if kept:
         say(finished_before([run_folder for run_folder, _ in kept]))

@@ -20,7 +20,7 @@ from pfl_bench.cli.main import main
 from pfl_bench.config.sweeps import load_sweep, override_text
 from pfl_bench.config.yaml_text import apply_override
 from pfl_bench.runs.selection import adaptive_problem
-from pfl_bench.types import ConfigError
+from pfl_bench.types import ConfigError, RunFolderError
 
 Capture = pytest.CaptureFixture[str]
 RATE, EPOCHS = "federated.central_learning_rate", "federated.local_epochs"
@@ -310,6 +310,29 @@ def test_a_combination_that_fails_is_exit_1(
     printed = capsys.readouterr()
     assert "61" in printed.err
     assert "1 of 2 combinations are in this table" in printed.out
+
+
+def test_runs_that_another_process_has_finished_meanwhile_are_in_the_table(
+    sweep_file: Callable[..., Path],
+    tmp_path: Path,
+    capsys: Capture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    train = run_many._train
+
+    def while_another_trains(run_folder: Path, resolved: Any) -> dict[str, Any]:
+        summary = train(run_folder, resolved)
+        if run_folder.name.endswith("local_epochs=1"):
+            raise RunFolderError(f"{run_folder}: another process is writing this run; wait for it")
+        return summary
+
+    monkeypatch.setattr(run_many, "_train", while_another_trains)
+    assert main(["sweep", str(sweep_file(grid={EPOCHS: [1, 2]})), "--out", "runs"]) == 0
+    said = capsys.readouterr()
+    assert "another process is writing this run" in said.err
+    assert "failed" not in said.err
+    assert "of 2 combinations" not in said.out
 
 
 def test_optuna_proposes_points_and_goes_on_after_a_stop(
