@@ -346,3 +346,24 @@ def test_one_seed_far_from_a_number_without_a_spread_differs() -> None:
     assert equivalence([0.85], Published(0.8, 0.01)).outcome == "undecided"
     assert equivalence([0.699], Published(0.8, 0.01)).outcome == "differs"
     assert equivalence([0.9], Published(0.8, 0.01)).outcome == "undecided"
+
+
+@pytest.mark.parametrize(("published_seeds", "said"), [(None, 0.13), (10, 0.11)])
+def test_seeds_that_are_added_until_decided(published_seeds: int | None, said: float) -> None:
+    """The shares that docs/commands.md says, of a difference of just the margin."""
+    rng, trials, reproduced = np.random.default_rng(0), 2000, 0
+    for _ in range(trials):
+        seeds, published = 1.00001 + 0.2 * rng.standard_normal(20), Published(0.0, 1.0)
+        if published_seeds is not None:
+            other = 0.2 * rng.standard_normal(published_seeds)
+            published = Published(other.mean(), 1.0, other.std(ddof=1), published_seeds)
+        for number in range(2, 21):
+            difference = seeds[:number].mean() - published.value
+            half = half_width(seeds[:number].std(ddof=1), number, published)
+            assert half is not None
+            if abs(difference) + half <= 1.0 or abs(difference) - half > 1.0:
+                break
+        found = equivalence(seeds[:number].tolist(), published).outcome
+        reproduced += found == "reproduced"
+    # Four standard deviations of a share of so many.
+    assert reproduced / trials == pytest.approx(said, abs=0.03)
