@@ -85,6 +85,7 @@ class _Queue:
             if folder in under_way:
                 say(f"{folder}: job {under_way[folder].job_id} has it already")
                 self._watch(folder, under_way[folder])
+                free -= 1
             elif is_busy(folder):
                 self._states[folder] = "running elsewhere"
             elif not self._is_settled(self._waiting[folder]):

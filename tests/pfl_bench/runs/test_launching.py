@@ -493,6 +493,22 @@ def test_a_job_record_in_a_foreign_folder_runs_no_code(
         shutil.rmtree(run_folder)
 
 
+def test_jobs_of_an_earlier_command_count_as_jobs_at_once(tmp_path: Path) -> None:
+    jobs = tmp_path / "jobs"
+
+    class Full(LocalLauncher):
+        def states(self, records: Any) -> dict[JobRecord, str]:
+            return dict.fromkeys(records, "running")
+
+        def submit(self, runs: Any) -> list[JobRecord]:
+            raise AssertionError(f"begun beside two others: {runs}")
+
+    runs = [Run(tmp_path / name, lambda: None, lambda: False) for name in "abc"]
+    for run in runs[:2]:
+        JobRecord("local", "1", str(jobs / run.folder.name), "here").write(run.folder)
+    assert queue.launch(runs, Full(jobs, 2), jobs, wait=False) == {}
+
+
 def test_a_process_of_the_same_number_is_not_taken_for_the_job(tmp_path: Path) -> None:
     launcher = LocalLauncher(tmp_path, 1)
     foreign = JobRecord("local", str(os.getpid()), str(tmp_path / "jobs"), socket.gethostname())
