@@ -97,8 +97,8 @@ def _command(*arguments: str) -> tuple[float, float]:
 def table(report: Mapping[str, Any]) -> str:
     """The results as Markdown: medians of the repetitions."""
     lines = [
-        "| run | s a round | s a round computed again | ratio | s of an audit: `none` | `sample` "
-        "| what `sample` says | `all` | peak MiB: run | `none` | `all` |",
+        "| run | s per round | s per round computed again | ratio | s of an audit: `none` "
+        "| `sample` | what `sample` says | `all` | peak MiB: run | `none` | `all` |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name, run in report["runs"].items():

@@ -217,16 +217,16 @@ def _best(result: dict[str, Any], family: Sequence[str], clock: str) -> str | No
 
 
 def table(report: Mapping[str, Any]) -> str:
-    """A row a workload, then all sides, in Markdown."""
-    header = ["workload", "", "picked", "s a round", "best by hand", "of its speed"]
-    rows = [[*header, "of the fastest pfl's speed", "of pfl's, processor time"], ["---"] * 8]
-    sides = [["workload", "", "side", "s a round", "processor s a round"], ["---"] * 5]
+    """A row per workload, then all sides, in Markdown."""
+    header = ["workload", "picked", "s per round", "best by hand", "times its speed"]
+    rows = [[*header, "times pfl's speed", "the same, processor time"], ["---"] * 7]
+    sides = [["workload", "side", "s per round", "processor s per round"], ["---"] * 4]
     for result in report["results"]:
         hand = _best(result, ("sequential", "vectorized"), "wall")
-        what = [result["workload"], "private" if result["private"] else "not private"]
+        what = f"{result['workload']}, {'private' if result['private'] else 'not private'}"
         rows.append(
             [
-                *what,
+                what,
                 result["picked"],
                 f"{statistics.median(result['sides'][DEFAULTS]['wall']):.3f}",
                 str(hand),
@@ -237,7 +237,8 @@ def table(report: Mapping[str, Any]) -> str:
         )
         for name, times in result["sides"].items():
             each = (", ".join(f"{s:.3f}" for s in times[clock]) for clock in ("wall", "processor"))
-            sides.append([*what, name, *each])
+            sides.append([what, name, *each])
+            what = ""
     lines = [f"| {' | '.join(row)} |" for row in rows]
     return "\n".join([*lines, "", *(f"| {' | '.join(row)} |" for row in sides)])
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.common import Seconds, spread
-from benchmarks.page import details
+from benchmarks.page import details, what
 
 LARGE = "large batch"
 
@@ -41,18 +41,19 @@ def table(report: Mapping[str, Any]) -> str:
     lines = [
         *details(report["results"]),
         "",
-        "| workload | | side | images/s: median (min-max) | of large batches |",
-        "| --- | --- | --- | --- | --- |",
+        "| workload | side | images/s: median (min-max) | of large batches |",
+        "| --- | --- | --- | --- |",
     ]
     for result in report["results"]:
         large = result["large_images_a_second"]
         fastest = max(statistics.median(values) for values in large.values())
         rates = {side: row["images_a_second"] for side, row in result["sides"].items()}
-        private = "private" if result["private"] else "not private"
+        named = what(result)
         for side, values in {**rates, **large}.items():
             rate = spread(values)
             lines.append(
-                f"| {result['workload']} | {private} | {side} | {rate['median']:.1f} "
+                f"| {named} | {side} | {rate['median']:.1f} "
                 f"({rate['min']:.1f}-{rate['max']:.1f}) | {rate['median'] / fastest:.2f} |"
             )
+            named = ""
     return "\n".join(lines)

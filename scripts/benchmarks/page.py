@@ -3,9 +3,9 @@
     python scripts/bench.py page softmax.json reddit.json                             # print them
     python scripts/bench.py page docs/results/speed/*.json --into docs/performance.md
 
-Each section of the page has two marks of its own. In that of rounds, the first table has a row a
-workload: the fastest of our sides beside the fastest of each peer's. One table a file follows, with
-all sides. Other subjects have a section each.
+Each section of the page has two marks of its own. In that of rounds, the first table has a row per
+workload: the fastest of our sides beside the fastest of each peer's. One table per file follows,
+with all sides. Other subjects have a section each.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ PEERS = ("bare", "pfl", "Flower")
 # Subjects whose module makes its section's table of a report; all others are of rounds.
 WITH_SECTION = ("audit", "defaults", "flair", "metrics", "scale")
 ROUNDS = "rounds"
+# Packages whose versions decide a speed; a record has those of all.
+TIMED = ("torch", "numpy", "scikit-learn", "pfl", "flwr", "ray")
 
 
 def _family(side: str) -> str:
@@ -60,87 +62,94 @@ def _rows(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     return [f"| {' | '.join(cells)} |" for cells in lines]
 
 
-def _what(result: Mapping[str, Any]) -> list[str]:
+def what(result: Mapping[str, Any]) -> str:
+    """The workload of a result, whether it is private, and its precision."""
     private = "private" if result["private"] else "not private"
-    return [result["workload"], private, result["precision"]]
+    return f"{result['workload']}, {private}, {result['precision']}"
 
 
 def summary(results: Iterable[Mapping[str, Any]]) -> list[str]:
-    """A row a workload: speeds of our fastest side, of each peer's fastest, as 1."""
+    """A row per workload: speeds of our fastest side, of each peer's fastest, as 1."""
     rows = []
     for result in results:
         ours = fastest(result, OURS)
         assert ours is not None
         seconds = statistics.median(result["sides"][ours]["seconds"])
-        cells = [*_what(result), ours, f"{seconds:.3f}"]
+        cells = [what(result), ours, f"{seconds:.3f}"]
         for peer in PEERS:
             side = fastest(result, peer)
             text = _shown(speed(result, ours, side))
             # Which of a peer's sides, where it is not its plain one.
             cells.append(text if side in (None, peer) else f"{text}; {side}")
         rows.append(cells)
-    peers = [f"of the fastest {peer}'s speed" for peer in PEERS]
-    return _rows(["workload", "", "precision", "our fastest", "s a round", *peers], rows)
+    peers = [f"times {peer}'s speed" for peer in PEERS]
+    return _rows(["workload", "our fastest", "s per round", *peers], rows)
 
 
 def details(results: Iterable[Mapping[str, Any]]) -> list[str]:
-    """A row a side: seconds a round, and its speed beside the bare loop's and pfl's."""
+    """A row per side: seconds per round, and its speed beside the bare loop's and pfl's."""
+    results = list(results)
+    header = ["workload", "side", "s per round", "times bare's speed", "times pfl's"]
     rows = []
     for result in results:
         bare, pfl = fastest(result, "bare"), fastest(result, "pfl")
+        named = what(result)
         for name, side in result["sides"].items():
             times = spread(side["seconds"])
-            rows.append(
-                [
-                    *_what(result),
-                    name,
-                    f"{times['median']:.3f} ({times['min']:.3f}-{times['max']:.3f})",
-                    _shown(speed(result, name, bare)),
-                    _shown(speed(result, name, pfl)),
-                    _shown(speed(result, name, pfl, "processor_seconds")),
-                ]
-            )
-    header = ["workload", "", "precision", "side", "s a round", "of the fastest bare loop's speed"]
-    return _rows([*header, "of the fastest pfl's", "of pfl's, processor time"], rows)
+            cells = [
+                named,
+                name,
+                f"{times['median']:.3f} ({times['min']:.3f}-{times['max']:.3f})",
+                _shown(speed(result, name, bare)),
+                _shown(speed(result, name, pfl)),
+                _shown(speed(result, name, pfl, "processor_seconds")),
+            ]
+            rows.append(cells)
+            named = ""
+    # No other process's processor time is known.
+    if all(row[-1] == "-" for row in rows):
+        return _rows(header, [row[:-1] for row in rows])
+    return _rows([*header, "the same, processor time"], rows)
 
 
-def _machine(report: Mapping[str, Any]) -> tuple[str, str]:
-    """Command, machine and how busy it was; commit and versions."""
+def _machine(report: Mapping[str, Any]) -> str:
+    """Command, machine and how busy it was, commit, and versions of what was timed."""
     machine = report["machine"]
-    threads = machine["omp_num_threads"]
+    threads, cores = machine["omp_num_threads"], machine["cores"]
     command = shlex.join(machine["command"])
     if threads:
         command = f"OMP_NUM_THREADS={threads} {command}"
     commit = (machine.get("checkout") or {}).get("commit", "none")[:9]
-    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    known = machine["versions"]
+    versions = ", ".join(f"{name} {known[name]}" for name in TIMED if name in known)
     return (
-        f"Command: `{command}`. {machine['cores']} cores of {machine['processor']} "
-        f"({', '.join(machine['units'])}). The load average of a minute was "
-        f"{machine['load_before']} before and {machine['load_after']} after.",
-        f"Commit {commit}; {versions}.",
+        f"`{command}`: {cores} {'core' if cores == 1 else 'cores'} of {machine['processor']} "
+        f"({', '.join(machine['units'])}); load average {machine['load_before']} before, "
+        f"{machine['load_after']} after; commit {commit}; {versions}."
     )
 
 
 def _notes(report: Mapping[str, Any]) -> list[str]:
     """Machine, and that the sides agreed."""
     results = report["results"]
-    ran, versions = _machine(report)
     found = [side for result in results for side in result["agreement"].values()]
     norms = [side["norm_difference"] for side in found if "norm_difference" in side]
     losses = [side["loss_difference"] for side in found if "loss_difference" in side]
     step = max(side["step_difference"] for side in found if "step_difference" in side)
+    rounds = [str(len(r["sides"][fastest(r, OURS)]["seconds"])) for r in results]
+    largest = f"{step:.1e} of the step" + (
+        f", {100 * max(norms):.1f} % of its norm" if norms else ""
+    )
     lines = [
-        f"{ran} Rounds timed: "
-        f"{', '.join(str(len(r['sides'][fastest(r, OURS)]['seconds'])) for r in results)}. "
-        f"Largest difference of a first central step from the bare loop's: {step:.1e} of it"
-        + (f"; of a side's norm of it: {100 * max(norms):.1f} %" if norms else "")
-        + (f"; of the loss after it: {100 * max(losses):.2f} %." if losses else "."),
+        f"{_machine(report)} Rounds timed: {', '.join(rounds)}. Largest difference from the bare "
+        f"loop after the first round: {largest}"
+        + (f", {100 * max(losses):.2f} % of the loss." if losses else "."),
     ]
     started = {n: s for result in results for n, s in result["startup_seconds"].items()}
     if started:
-        each = ", ".join(f"{name} {seconds:.1f}" for name, seconds in started.items())
-        lines += ["", f"Seconds to start processes, which no round contains: {each}."]
-    return [*lines, "", versions]
+        each = "; ".join(f"{name} {seconds:.1f}" for name, seconds in started.items())
+        lines += ["", f"Seconds to start, in no round: {each}."]
+    return lines
 
 
 def markdown(reports: Sequence[Mapping[str, Any]]) -> str:
@@ -148,7 +157,8 @@ def markdown(reports: Sequence[Mapping[str, Any]]) -> str:
     results = [result for report in reports for result in report["results"]]
     lines = [*summary(results), ""]
     for report in reports:
-        lines += [f"### {report['subject']}", "", *details(report["results"]), ""]
+        subjects = dict.fromkeys(f"{r['workload']}, {r['precision']}" for r in report["results"])
+        lines += [f"### {'; '.join(subjects)}", "", *details(report["results"]), ""]
         lines += [*_notes(report), ""]
     return "\n".join(lines)
 
@@ -162,8 +172,7 @@ def sections(reports: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     for report in reports:
         if (name := report["subject"]) in WITH_SECTION:
             table = importlib.import_module(f"benchmarks.{name}").table(report)
-            ran, versions = _machine(report)
-            texts[name] = f"{table}\n\n{ran}\n\n{versions}"
+            texts[name] = f"{table}\n\n{_machine(report)}"
     return texts
 
 

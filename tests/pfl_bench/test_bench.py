@@ -267,4 +267,4 @@ def test_defaults_stand_beside_the_best_by_hand(bench: SimpleNamespace) -> None:
     }
     text = bench.defaults.table({"results": [result]})
     assert "| sequential, 1 workers | 1.00 (0.90-1.10) | 3.00 (2.00-4.00) |" in text
-    assert "| w | private | pfl, threads | 2.000, 3.000, 8.000 | 2.000, 3.000, 8.000 |" in text
+    assert "|  | pfl, threads | 2.000, 3.000, 8.000 | 2.000, 3.000, 8.000 |" in text
