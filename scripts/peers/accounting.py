@@ -51,8 +51,7 @@ def rounds_as_epochs() -> Row:
         quantity="epsilon",
         claimed=2.0,
         true=exactly(epsilon(poisson(USERS, COHORT), noise, ROUNDS, delta, "rdp")),
-        here="the rounds that run are the rounds that are accounted: one setting, and the ledger "
-        "counts them",
+        here="the rounds that run are accounted: one setting, and the ledger counts them",
         test="tests/privacy/plan/test_plan.py::test_epsilon_alone_calibrates_the_simulated_deployment",
         evidence=f"noise multiplier {plan.noise.noise_multiplier:.3f}",
     )
@@ -65,8 +64,8 @@ def fixed_as_poisson() -> Row:
     return Row(
         peer="ml-flair bebcc90",
         files="benchmark/federated_main.py",
-        error="cohorts of a fixed size, drawn without replacement, are accounted as Poisson's. "
-        "Their neighbours replace a user, which moves the sum by twice the bound",
+        error="fixed-size cohorts, drawn without replacement, are accounted as Poisson's; "
+        "replacing a user moves the sum by twice the bound",
         setting="FLAIR, with the rounds put right",
         quantity="epsilon",
         claimed=2.0,
@@ -75,8 +74,8 @@ def fixed_as_poisson() -> Row:
             least_epsilon([1.0 - rate, rate], 0, flair_noise() / 2.0, ROUNDS, delta, 1e-5),
             epsilon(fixed, flair_noise(), ROUNDS, delta, "pld"),
         ),
-        here="the sampler and the accountant share one `Participation`; fixed_size is accounted "
-        "under replace-one with half the multiplier, and refused by prv",
+        here="sampler and accountant share one `Participation`; fixed_size has half the "
+        "multiplier under replace-one, and is refused by prv",
         test="tests/privacy/test_accountant.py::"
         "test_fixed_size_is_replace_one_with_twice_the_sensitivity",
         evidence=refusal(lambda: make_plan(plan_request(scheme=FixedSize(), accountant="prv"))),
@@ -98,20 +97,19 @@ def shuffled_as_poisson() -> Row:
         peer="Handcrafted-DP 1d31943, 79e7475; tensorflow-privacy 01ab549",
         files="cnns.py, baselines.py, train_utils.py, dp_utils.py; "
         "tutorials/mnist_dpsgd_tutorial.py",
-        error="each epoch shuffles the examples, cuts the order into batches and drops what is "
-        "left (the first unless `--sample_batches` is given, the second in a queue of 1,000); "
-        "accounted as Poisson's (both convert Renyi divergences by the older theorem, which only "
-        "raises epsilon)",
-        setting="Handcrafted-DP's network on MNIST: 512 of 60,000, 40 epochs, noise multiplier "
-        "1.23, delta 1e-5, neighbours have a gradient of zero in one example's place",
+        error="batches are cut from each epoch's shuffled order, the rest dropped (the first "
+        "unless `--sample_batches` is given, the second in a queue of 1,000); accounted as "
+        "Poisson's (by the older conversion, which only raises epsilon)",
+        setting="MNIST: 512 of 60,000, 40 epochs, noise multiplier 1.23, delta 1e-5, zero-out "
+        "neighbours",
         quantity="epsilon",
         claimed=3.0,
         true=(
             least_shuffled_epsilon(shuffled, noise, epochs, delta),
             epsilon(shuffled, noise, epochs * steps, delta, "pld"),
         ),
-        here="such batches are a scheme of their own, which is accounted without amplification; "
-        "the statement says what Poisson's epsilon would be, and that it is not proven",
+        here="a scheme of its own, accounted without amplification; the statement has Poisson's "
+        "epsilon as not proven",
         test="tests/privacy/plan/test_shuffled.py::"
         "test_steps_are_one_gaussian_an_epoch_under_zero_out",
         evidence=f"{steps} disjoint batches of {batch} an epoch",
@@ -132,9 +130,9 @@ def drawn_twice() -> Row:
         peer="pfl-research (pfl 0.6.0)",
         files="pfl/data/sampling.py, pfl/privacy/privacy_accountant.py, "
         "benchmarks/dataset/flair/pytorch.py 7a54be0",
-        error="the sampler `random`, which the FLAIR benchmark takes, draws each place of the "
-        "cohort from all users, so a user can have several, and moves the sum by as many bounds "
-        f"({twice:.1f} users a round here); accounted as Poisson's",
+        error="the sampler `random`, which the FLAIR benchmark takes, draws each place from all "
+        f"users, so one can have several ({twice:.1f} users a round here); accounted as "
+        "Poisson's",
         setting="100 of 1,000 users, 100 rounds, noise multiplier 1, delta 1e-5",
         quantity="epsilon",
         claimed=epsilon(poisson(users, cohort), noise, rounds, delta, "pld"),
@@ -156,15 +154,15 @@ def ten_million() -> Row:
         peer="pfl-research 92ef79a",
         files="benchmarks/utils/argument_parsing.py, benchmarks/flair/configs/"
         "baseline.yaml 2c77da1",
-        error="`--population` is 10,000,000 unless it is set, and the FLAIR benchmark's file, "
-        "whose DP baseline is to be turned on by hand, does not set it",
+        error="`--population` is 10,000,000 by default, and the FLAIR benchmark's file, whose DP "
+        "baseline is turned on by hand, does not set it",
         setting="FLAIR's 41,131 users, cohort 5,000, 5,000 rounds, noise multiplier "
         f"{noise:g}, delta 1e-5, PLD",
         quantity="epsilon",
         claimed=claimed,
         true=exactly(epsilon(poisson(USERS, COHORT), noise, ROUNDS, delta, "pld")),
-        here="population_size has no default; another than the data's is refused unless it is "
-        "declared hypothetical, which the statement then says",
+        here="population_size has no default; another than the data's is refused unless declared "
+        "hypothetical in the statement",
         test="tests/privacy/plan/test_plan.py::test_refusals_say_why_and_what_to_do",
         evidence=refusal(lambda: make_plan(plan_request(population_size=10**7))),
     )
@@ -184,16 +182,16 @@ def banded_rate() -> Row:
         files="benchmarks/utils/argument_parsing.py, benchmarks/dataset/flair/pytorch.py "
         "7a54be0, pfl/privacy/ftrl_mechanism.py (pfl 0.6.0)",
         error=f"banded matrix factorisation is accounted as {count} rounds at rate cohort / "
-        f"population; the theorem's rate is {separation} times that, of users assigned to "
-        f"{separation} groups (the true number is theirs), and the FLAIR benchmark's sampler keeps "
-        "nobody apart, of which nothing is proven",
-        setting="FLAIR's file with this mechanism, else defaults: 5,000 of 10,000,000 users, "
-        f"separation 48, 5,000 rounds, noise multiplier {noise:g}, delta 1e-5, PLD",
+        f"population; the theorem's is {separation} times that, of users in {separation} "
+        "groups (the true number), and the FLAIR benchmark's sampler keeps nobody apart, of "
+        "which nothing is proven",
+        setting="FLAIR's file with it, else defaults: 5,000 of 10,000,000 users, separation 48, "
+        f"5,000 rounds, noise multiplier {noise:g}, delta 1e-5, PLD",
         quantity="epsilon",
         claimed=claimed,
         true=exactly(epsilon(cyclic, noise, ROUNDS, delta, "pld")),
-        here="cyclic_poisson draws by groups and is accounted at the groups' rate; a population "
-        "too small for it is refused",
+        here="cyclic_poisson draws by groups and is accounted at their rate; too small a "
+        "population is refused",
         test="tests/privacy/noise/test_correlated_noise.py::test_bands_within_the_separation_are_amplified",
         evidence=refusal(lambda: Participation.named("cyclic_poisson", USERS, COHORT, separation)),
     )

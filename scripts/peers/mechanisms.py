@@ -36,15 +36,14 @@ def raised_noise() -> Row:
         peer="opacus 1.5.2, 1.5.4; FLSim 6a41f5f",
         files="opacus/optimizers/adaclipoptimizer.py, opacus/accountants/accountant.py; "
         "flsim/privacy/privacy_engine.py, user_update_clip.py",
-        error=f"adaptive clipping: the multiplier that is left for the update ({raised:.4f}) is "
-        "also the one that is accounted, so the noisy count goes unpaid (opacus 1.6.0 mended "
-        "it). The number is of centred bits (row 8)",
+        error=f"adaptive clipping: the update's multiplier ({raised:.4f}) is also the accounted "
+        "one, so the noisy count goes unpaid (mended in opacus 1.6.0); of centred bits (row "
+        "8)",
         setting="20 of 1,000, 500 rounds, multiplier 1, count noise 1 (cohort / 20), delta 1e-5",
         quantity="epsilon",
         claimed=epsilon(sampling, raised, rounds, delta, "rdp"),
         true=exactly(epsilon(sampling, noise, rounds, delta, "rdp")),
-        here="noise_multiplier is always the effective one; the update's has another name, and "
-        "the accountant never sees it",
+        here="noise_multiplier is the effective one; the accountant never sees the update's",
         test="tests/privacy/mechanisms/test_mechanisms.py::"
         "test_update_and_count_together_cost_the_effective_multiplier",
         evidence=f"accounted {noise:g}, update {mechanism.update_noise_multiplier:.4f}",
@@ -63,15 +62,13 @@ def uncentred_bit() -> Row:
     return Row(
         peer="opacus 1.6.0",
         files="opacus/optimizers/adaclipoptimizer.py",
-        error="the count adds 1 for an unclipped example, so one example moves it by 1, and the "
-        "noise is that for 1/2 (the divisor is the realised batch, which is one more release and "
-        "not in this number)",
+        error="the count adds 1 for an unclipped example, so one moves it by 1, with noise for 1/2 "
+        "(the divisor is the realised batch: one more release, not in this number)",
         setting="20 of 1,000, 500 rounds, multiplier 1, count noise 1, delta 1e-5",
         quantity="epsilon",
         claimed=epsilon(poisson(users, cohort), noise, rounds, delta, "rdp"),
         true=exactly(epsilon(poisson(users, cohort), whole, rounds, delta, "rdp")),
-        here="bits are centred, so one user moves their sum by 1/2; sums are divided by the "
-        "configured cohort",
+        here="bits are centred and move their sum by 1/2; the divisor is the configured cohort",
         test="tests/privacy/mechanisms/test_mechanisms.py::"
         "test_one_user_moves_the_sums_by_at_most_what_the_noise_is_scaled_to",
         evidence=f"one user moved the sum of bits by {abs(aggregate.bit_sum):g}",
@@ -133,8 +130,8 @@ def next_bound() -> Row:
     return Row(
         peer="flwr 1.41.0, 1.42.0",
         files="flwr/serverapp/strategy/dp_adaptive_clipping.py",
-        error="the bound moves before the noise is scaled to it, so the noise is that of the next "
-        "round's bound, smaller whenever the bound falls. The number is of centred bits (row 8)",
+        error="the bound moves before the noise is scaled to it, so noise is that of the next "
+        "round's bound, smaller whenever it falls; of centred bits (row 8)",
         setting="all of 100 updates clipped, rate 0.2, quantile 0.5, count noise 5",
         quantity="noise multiplier",
         claimed=noise,
@@ -152,8 +149,8 @@ def weighted_mean() -> Row:
     return Row(
         peer="flwr 1.41.0, 1.42.0",
         files="flwr/serverapp/strategy/fedavg.py, dp_fixed_clipping.py, dp_adaptive_clipping.py",
-        error="clipped updates are averaged by number of examples (FedAvg's default), the noise is "
-        "that of equal weights; only fixed clipping with its optional accountant checks",
+        error="clipped updates are averaged by number of examples (FedAvg's default), with noise "
+        "for equal weights; only fixed clipping with its optional accountant checks",
         setting="100 clients, one with 10 times the others' examples",
         quantity="noise multiplier",
         claimed=noise,
@@ -174,14 +171,13 @@ def lifted() -> Row:
     return Row(
         peer="msrflute c28e2e6",
         files="extensions/privacy/__init__.py",
-        error="with local noise an update is rescaled to the bound, not clipped to it: small ones "
-        "are lifted, a zero one becomes NaN",
-        setting="max_grad 0.008 (suggested in a comment of its sample configuration), an update of "
-        "norm 0.001",
+        error="local noise: updates are rescaled to the bound, not clipped: small ones are lifted, "
+        "a zero one becomes NaN",
+        setting="max_grad 0.008 (a comment in its sample configuration), an update of norm 0.001",
         quantity="norm after clipping",
         claimed=norm,
         true=exactly(float(torch.linalg.vector_norm(theirs))),
-        here="an update within the bound is added bit for bit; one that is not finite contributes "
+        here="an update within the bound is added bit for bit; a non-finite one contributes "
         "nothing",
         test="tests/privacy/test_clipping.py::test_small_updates_are_unchanged_bit_for_bit",
         evidence=f"norm here {float(torch.linalg.vector_norm(ours)):.4g}",
@@ -201,12 +197,11 @@ def local_epsilon() -> Row:
         peer="msrflute c28e2e6",
         files="extensions/privacy/__init__.py, configs/hello_world_nlg_gru_json.yaml 4eda3ea; "
         "flwr/clientapp/mod/localdp_mod.py",
-        error="local noise by sqrt(2 ln(1.25 / delta)) / epsilon, which is proven for epsilon up "
-        "to 1, in multiples of the bound (which is the weight's too where that is noised), where "
-        "two updates can be two bounds apart (LocalDpMod of flwr 1.42.0 has the same formula for "
-        "any epsilon, of a sensitivity that its user states)",
-        setting="eps 100 (suggested in a comment of its sample configuration), delta 1e-7 (its "
-        "default), one update",
+        error="local noise by sqrt(2 ln(1.25 / delta)) / epsilon, proven for epsilon up to 1, in "
+        "multiples of one bound, where two updates can be two apart (LocalDpMod of flwr "
+        "1.42.0: the same for any epsilon, of a sensitivity that its user states)",
+        setting="eps 100 (a comment in its sample configuration), delta 1e-7 (its default), one "
+        "update",
         quantity="local epsilon",
         claimed=claimed,
         true=exactly(compose_epsilon([composed], delta, "pld")),
