@@ -53,8 +53,9 @@ def write_tokenizer(folder: Path, **tokens: str) -> Path:
     return folder
 
 
-def prepared(folder: Path, *given: str) -> dict[str, Any]:
-    columns = {"x": TEXTS * 12, "y": [1, 0, 1, 0, 0] * 12, "u": list("abcdefghij") * 6}
+def prepared(folder: Path, *given: str, empty: str = "") -> dict[str, Any]:
+    texts = [text or empty for text in TEXTS]
+    columns = {"x": texts * 12, "y": [1, 0, 1, 0, 0] * 12, "u": list("abcdefghij") * 6}
     write(folder / "raw/train.parquet", **columns)
     options = ["input=x", "label=y", "user=u", "split_by=example", *given]
     return prepare.prepare(
@@ -351,7 +352,9 @@ def test_data_that_do_not_fit_are_refused(folder: Path, tmp_path: Path) -> None:
         ConfigError, match=r"'stacked_lstm' does not take the text .*: transformers"
     ):
         built(opened(folder).facts, name="stacked_lstm")
-    prepared(tmp_path, "max_words=8", "buckets=50")
+    with pytest.raises(DataError, match="row 4, column 'x': has no word"):
+        prepared(tmp_path, "max_words=8", "buckets=50")
+    prepared(tmp_path, "max_words=8", "buckets=50", empty="film")
     hashed = opened(tmp_path).facts
     assert built(hashed)(torch.zeros(2, 8, dtype=torch.int64)).shape == (2, 2)
     built(hashed).network.save_pretrained(tmp_path / "weights")

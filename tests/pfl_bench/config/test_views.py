@@ -223,19 +223,19 @@ def test_grid_golden() -> None:
             "a-long-name",
             "test/ap_dog",
             0.7,
-            0.9,
-            0.9,
+            0.6999,
+            0.7001,
             tolerance=0.2,
             source="Paper, table 2, A, dog",
         ),
-        result("b", "test/ap_cat", 0.4, 0.6, 0.6, privacy=privacy),
+        result("b", "test/ap_cat", 0.4, 0.6001, 0.5999, privacy=privacy),
     ]
     grid = make_grid(rows, {"b": "B|1", "a-long-name": "A"})
     assert grid.to_markdown().splitlines() == [
         r"| test/ap_*           |                       B\|1 |                          A |",
         "| ------------------- | -------------------------: | -------------------------: |",
-        "| cat                 | 0.4000 / 0.6000 ± 0.0000 * | 0.5000 / 0.5050 ± 0.0071 ? |",
-        "| dog                 |                            |   0.7000 / 0.9000 ± 0.0000 |",
+        "| cat                 | 0.4000 / 0.6000 ± 0.0001 * | 0.5000 / 0.5050 ± 0.0071 ? |",
+        "| dog                 |                            |   0.7000 / 0.7000 ± 0.0001 |",
         "| agree               |                     0 of 1 |                     1 of 2 |",
         "| epsilon (simulated) |                          2 |                          - |",
         "| epsilon (actual)    |                       4.33 |                          - |",
@@ -246,7 +246,7 @@ def test_grid_golden() -> None:
     ]
     latex = grid.to_latex()
     assert r"\begin{tabular}{lrr}" in latex
-    assert r"cat & 0.4000 / 0.6000 $\pm$ 0.0000 * & 0.5000 / 0.5050 $\pm$ 0.0071 ? \\" in latex
+    assert r"cat & 0.4000 / 0.6000 $\pm$ 0.0001 * & 0.5000 / 0.5050 $\pm$ 0.0071 ? \\" in latex
     assert r"test/ap\_* & B|1 & A \\" in latex
 
 
