@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from pfl_bench.data import regular
+from pfl_bench.data import parse_json, regular
 from pfl_bench.types import ConfigError, DataError, did_you_mean
 from tasks.common.options import StrictOptions
 from tasks.common.sources import reading, reason
@@ -137,8 +136,8 @@ def _kind(path: Path, schema: Any, use: str, column: str) -> str:
 
 def _class_names(schema: Any, column: str) -> tuple[str, ...] | None:
     """Names of a label's classes in the Hub's own entry of a file's metadata, if it is there."""
-    with suppress(KeyError, TypeError, ValueError, RecursionError):
-        features = json.loads(schema.metadata[b"huggingface"])["info"]["features"]
+    with suppress(KeyError, TypeError, ValueError):
+        features = parse_json(schema.metadata[b"huggingface"])["info"]["features"]
         return tuple(str(name) for name in features[column]["names"])
     return None
 
