@@ -3,8 +3,8 @@
 A difference that a test does not find is no agreement: a few scattered seeds agree with anything.
 So the question is the other one. A number is reproduced if the ``LEVEL`` interval of the difference
 of the means lies within the margin: both one-sided tests of a difference as large as the margin
-reject, at (1 - ``LEVEL``) / 2 each. That is the level of normal values; docs/commands.md says how
-far it is from it of two seeds and of unlike spreads.
+reject, at (1 - ``LEVEL``) / 2 each. The values are taken for normal ones; docs/commands.md says by
+how much the level is missed with two seeds, unlike spreads, or seeds added until decided.
 """
 
 from __future__ import annotations
