@@ -90,6 +90,7 @@ def _count(forward: Forward, model: FlatModel, split: FederatedSplit, size: int)
     batch = (one.inputs[again].to(device), one.targets[again].to(device))
     counter = FlopCounterMode(display=False)
     saved: dict[int, int] = {}
+    gradients = [parameter.grad for parameter in model.parameters]
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.layout == torch.strided:
@@ -101,7 +102,11 @@ def _count(forward: Forward, model: FlatModel, split: FederatedSplit, size: int)
         # All outputs, those too that training may leave out: what the model is said to cost.
         outputs = forward.outputs(batch[0], None if draws is None else draws.to(device))
         loss = forward.mean_loss(outputs, batch[1])
-        torch.autograd.grad(loss, model.parameters, materialize_grads=True)
+        # The counter's hooks refuse autograd.grad() where a module is given a parameter.
+        model.module.zero_grad()
+        torch.autograd.backward(loss, inputs=model.parameters)
+    for parameter, gradient in zip(model.parameters, gradients, strict=True):
+        parameter.grad = gradient
     total = int(counter.get_total_flops())
     if isinstance(model.module, CountsFlops):
         total += model.module.own_flops(forward.prepare(batch[0], None))

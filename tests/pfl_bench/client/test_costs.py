@@ -81,6 +81,11 @@ def test_a_linear_layer_takes_two_products() -> None:
     assert measured(nn.Linear(7, 5), torch.randn(7)) == StepFlops(0, 2 * 2 * 7 * 5)
 
 
+def test_a_module_may_be_given_a_parameter() -> None:
+    layer = nn.utils.parametrizations.weight_norm(nn.Linear(7, 5))
+    assert measured(layer, torch.randn(7)) == StepFlops(0, 2 * 2 * 7 * 5)
+
+
 class Own(nn.Linear):
     """A layer that says what it costs beside its products: an operation for each input."""
 
@@ -181,6 +186,7 @@ def test_measuring_leaves_no_trace() -> None:
     model, inputs = FlatModel(network, CPU), torch.randn(4)
     vector, buffers, stream = model.vector.clone(), model.buffers(), torch.get_rng_state()
     modes = [module.training for module in network.modules()]
+    kept = model.parameters[0].grad = torch.ones(6, 4)
     settings = torch.backends.mkldnn.enabled, torch.get_num_threads()
     task: Any = _Loss()
     measure_step(Forward(network, task, CPU), model, OneUser(inputs))
@@ -188,7 +194,9 @@ def test_measuring_leaves_no_trace() -> None:
     assert torch.equal(model.vector, vector)
     assert all(torch.equal(model.buffers()[name], value) for name, value in buffers.items())
     assert [module.training for module in network.modules()] == modes
-    assert all(parameter.grad is None for parameter in model.parameters)
+    assert model.parameters[0].grad is kept
+    assert torch.equal(kept, torch.ones(6, 4))
+    assert all(parameter.grad is None for parameter in model.parameters[1:])
     assert (torch.backends.mkldnn.enabled, torch.get_num_threads()) == settings
 
 
