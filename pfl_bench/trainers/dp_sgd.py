@@ -193,7 +193,7 @@ class LinearGradients:
 
 
 def _norms(rows: Tensor) -> Tensor:
-    norms: Tensor = torch.linalg.vector_norm(rows.flatten(1), dim=1)
+    norms: Tensor = torch.linalg.vector_norm(rows.unsqueeze(-1).flatten(1), dim=1)
     return norms
 
 

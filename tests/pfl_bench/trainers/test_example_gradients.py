@@ -85,7 +85,19 @@ class Idle(Twice):
         self.idle = nn.Linear(2, 2)
 
 
+class Scaled(Words):
+    """Multiplies its outputs by a parameter that is a single number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.scale * super().forward(inputs)
+
+
 NETWORKS = {
+    "scaled": (Scaled, (1, 3, 4)),
     "used twice": (Twice, (1, 3, 4)),
     "rows": (Words, (1, 3, 4)),
     "strided": (lambda: strided_cnn(10, 3, nn.ReLU), (1, 28, 28)),
@@ -172,7 +184,7 @@ def test_a_step_is_along_the_sum_of_clipped_gradients(network: str, channels_las
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan"), 1e30])
-@pytest.mark.parametrize("network", ["features", "strided"])
+@pytest.mark.parametrize("network", ["features", "strided", "scaled"])
 def test_an_example_of_no_finite_norm_counts_nothing(network: str, value: float) -> None:
     build, shape = NETWORKS[network]
     torch.manual_seed(0)
