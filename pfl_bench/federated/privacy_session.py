@@ -57,7 +57,8 @@ def make_federated_plan(parts: FederatedParts, participants: Participants) -> Pr
         if layers := batchnorm_layers(parts.model.module):
             raise ConfigError(
                 f"model: BatchNorm layers keep running statistics ({', '.join(layers[:3])}), which "
-                "federated training neither sends nor averages; use GroupNorm or frozen statistics"
+                "federated training neither sends nor averages; use GroupNorm, or layers whose "
+                "statistics are constants, such as torchvision.ops.FrozenBatchNorm2d"
             )
         return None
     return make_plan(_plan_request(parts, participants))

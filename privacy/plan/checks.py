@@ -233,5 +233,5 @@ def _check_uploads(request: PlanRequest) -> None:
         raise PlanError(
             f"the model gathers running statistics of users' data in BatchNorm layers ({layers}): "
             "they would reach the server without clipping or noise; replace them by GroupNorm, or "
-            "freeze their statistics"
+            "by layers whose statistics are constants, such as torchvision.ops.FrozenBatchNorm2d"
         )

@@ -382,8 +382,10 @@ def test_layers_that_mix_examples_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserInputError, match=r"layer layers\.1 gives.*GroupNorm"):
         task_of(lambda: Net(Centred(always=True)))
     normed = task_of(lambda: Net(nn.BatchNorm1d(8)))
-    with pytest.raises((UserInputError, PlanError), match="GroupNorm"):
-        pfl_bench.run_row(private(normed), tmp_path / "a")
+    public = pfl_bench.load_row("demo/federated", task=normed, federated__cohort_size=8)
+    for row in (private(normed), public):
+        with pytest.raises((UserInputError, PlanError), match=r"GroupNorm.*FrozenBatchNorm2d"):
+            pfl_bench.run_row(row, tmp_path / "a")
     for number, model in enumerate((nn.BatchNorm1d(8), Centred(always=False))):
         task = task_of(lambda model=model: Net(model))
         row = pfl_bench.load_row("demo/central_dp", task=task, **EXAMPLES)
