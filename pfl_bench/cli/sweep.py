@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from pfl_bench.cli import run_many
-from pfl_bench.cli.main import EXIT_DONE
+from pfl_bench.cli.main import EXIT_DONE, attempt
 from pfl_bench.cli.speech import say, write
 from pfl_bench.cli.sweep_optuna import Proposals
 from pfl_bench.cli.sweep_results import Result, command_of, result_of, table_of
 from pfl_bench.config.row_files import locate
 from pfl_bench.config.sweeps import Combination, LoadedSweep, load_sweep
 from pfl_bench.files import write_json
+from pfl_bench.runs.folder import RunFolder
 from pfl_bench.runs.selection import (
     NOT_COVERED,
     SELECTION_FILE,
@@ -121,6 +122,12 @@ def _run(sweep: LoadedSweep, arguments: argparse.Namespace, out: Path) -> Ran:
         assert sweep.halving is not None
         kept = results[: -(-len(results) // sweep.halving.factor)]
         chosen = [sweep.combinations[one.combination.number - 1] for one in kept]
+    if arguments.only is not None:
+        # What the others have released has a price, too.
+        others = (one for one in sweep.combinations if one.number != arguments.only)
+        for one in (one for one in others if (out / one.slug).exists()):
+            found = attempt(RunFolder(out / one.slug).look, one.resolved, True)
+            runs.append((one, None if isinstance(found, str) else found))
     return Ran(results, runs, is_whole and rounds is None, batch.exit_code())
 
 

@@ -422,7 +422,8 @@ def test_without_a_selection_all_runs_compose(
     sweep_file: Callable[..., Path], tmp_path: Path, capsys: Capture
 ) -> None:
     out = tmp_path / "runs"
-    assert main(["sweep", str(sweep_file(selection=None)), "--out", str(out)]) == 0
+    path = sweep_file(selection=None)
+    assert main(["sweep", str(path), "--out", str(out)]) == 0
     record = read(out / "composition.json")
     statements = [read(path) for path in out.glob("*/privacy.json")]
     assert record["runs"] == len(statements) == 2
@@ -438,6 +439,10 @@ def test_without_a_selection_all_runs_compose(
     printed = capsys.readouterr().out
     assert "By composition" in printed
     assert "honest price" in printed
+    # What the folder's other runs have released has its price, whatever the command is for.
+    assert main(["sweep", str(path), "--out", str(out), "--only", "1"]) == 0
+    assert read(out / "composition.json") == record
+    assert "Privacy: 2 private runs" in capsys.readouterr().out
 
 
 def test_runs_that_share_their_noise_have_no_price_together(
