@@ -181,6 +181,7 @@ def _explain_run(arguments: argparse.Namespace) -> int:
     """Explain the statement of a run folder, or of a row as planned."""
     from pfl_bench.config.row_files import is_row
     from pfl_bench.files import read_json
+    from pfl_bench.report.words import selection_words
     from privacy.statement.explaining import explain, sections
     from privacy.statement.statement import PrivacyStatement
 
@@ -200,11 +201,15 @@ def _explain_run(arguments: argparse.Namespace) -> int:
             "has begun nor a row; give one, such as runs/demo/private_federated/seed-0 or "
             "demo/private_federated.yaml"
         )
+    choice = selection_words(read_json(folder / "selection.json"))
     try:
         statement = PrivacyStatement.from_json_dict(document)
         if statement.mechanism_description is None:
             module = module_description(statement.mechanism)
             statement = replace(statement, mechanism_description=module)
+        if choice:
+            note = f"A sweep has chosen this run. Its price, the epsilon with that choice, is {choice}."
+            statement = replace(statement, notes=(note, *statement.notes))
         told, text = sections(statement), explain(statement)
     except (ValueError, TypeError, AttributeError, KeyError, ArithmeticError) as error:
         raise RunFolderError(

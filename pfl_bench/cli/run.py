@@ -54,7 +54,9 @@ def main(arguments: argparse.Namespace) -> int:
     if is_finished:
         say(f"{out}: this run is finished; it is not run again")
     page = write_report([out], out / "report.html")
-    rows = rows_from_summaries([summary])
+    choice = read_json(out / "selection.json")
+    priced = summary["privacy"] if choice is None else {**summary["privacy"], "selection": choice}
+    rows = rows_from_summaries([{**summary, "privacy": priced}])
     if arguments.json:
         answer_json({"folder": str(out), **summary})
     else:

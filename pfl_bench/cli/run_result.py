@@ -64,6 +64,7 @@ class RunResult:
                 yield panel.title, replace(panel.picture, identifier=own).svg
 
     def _about(self) -> Iterator[tuple[str, str]]:
+        from pfl_bench.report.words import selection_words
         from pfl_bench.runs.rows import headline_metrics
 
         yield "row", str(self.summary["name"])
@@ -74,6 +75,8 @@ class RunResult:
         if statement is not None and statement.unit != "none":
             yield "epsilon (simulated)", round_up(statement.simulated.epsilon, 4)
             yield "epsilon (actual)", round_up(statement.actual.epsilon, 4)
+        if choice := selection_words(read_json(self.folder / "selection.json")):
+            yield "epsilon with the choice among trials", choice
         yield "folder", str(self.folder)
 
     @property

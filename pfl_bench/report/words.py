@@ -50,7 +50,7 @@ def describe(
     facts = [
         ("Neighbouring data sets", _ADJACENCY.get(adjacency, adjacency).replace("{unit}", unit)),
         *((label, values[key]) for key, label in named.items()),
-        ("Epsilon with the choice among trials", _selection(statement.get("selection"))),
+        ("Epsilon with the choice among trials", selection_words(statement.get("selection"))),
     ]
     return {
         "title": title,
@@ -67,7 +67,7 @@ def describe(
     }
 
 
-def _selection(selection: Any) -> str:
+def selection_words(selection: Any) -> str:
     """Epsilons of a run together with its having been chosen; empty without a choice."""
     if selection is None:
         return ""

@@ -18,6 +18,7 @@ from pfl_bench.cli import run_many
 from pfl_bench.cli.main import main
 from pfl_bench.config.sweeps import load_sweep
 from pfl_bench.report.records import records
+from pfl_bench.report.results import format_epsilon
 from pfl_bench.report.run_folder import read_run
 from pfl_bench.report.words import describe
 from pfl_bench.runs.audit import audit_run
@@ -95,6 +96,14 @@ def test_the_selected_run_that_is_tested_has_the_price_in_tables_and_leaderboard
     for line in rows_of([tested.summary]):
         assert (line.epsilon_simulated, line.epsilon_actual) == tuple(price.values())
         assert "epsilon is that of the best of a random number of trials" in line.note
+    capsys.readouterr()
+    assert main(shlex.split(run)[1:]) == 0
+    assert "epsilon is that of the best of a random number" in capsys.readouterr().out
+    told = f"{format_epsilon(price['simulated'], None)} simulated"
+    assert f"epsilon with the choice among trials {told}" in repr(pfl_bench.load_run(best))
+    assert main(["privacy", "explain", str(best)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"epsilon with that choice, is {told}" in said
     (entry,) = records([tested])
     assert entry.epsilon == price["simulated"] > own
     assert choice_problems(best) == []
