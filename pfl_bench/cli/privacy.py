@@ -208,7 +208,7 @@ def _explain_run(arguments: argparse.Namespace) -> int:
             module = module_description(statement.mechanism)
             statement = replace(statement, mechanism_description=module)
         if choice:
-            note = f"A sweep has chosen this run. Its price, the epsilon with that choice, is {choice}."
+            note = f"A sweep has chosen this run: epsilon with that choice, its price, is {choice}."
             statement = replace(statement, notes=(note, *statement.notes))
         told, text = sections(statement), explain(statement)
     except (ValueError, TypeError, AttributeError, KeyError, ArithmeticError) as error:

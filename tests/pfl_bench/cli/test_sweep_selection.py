@@ -103,7 +103,7 @@ def test_the_selected_run_that_is_tested_has_the_price_in_tables_and_leaderboard
     assert f"epsilon with the choice among trials {told}" in repr(pfl_bench.load_run(best))
     assert main(["privacy", "explain", str(best)]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert f"epsilon with that choice, is {told}" in said
+    assert f"epsilon with that choice, its price, is {told}" in said
     (entry,) = records([tested])
     assert entry.epsilon == price["simulated"] > own
     assert choice_problems(best) == []
