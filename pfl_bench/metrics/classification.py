@@ -35,7 +35,17 @@ class Classification:
 
         Returns:
             "accuracy" (0 or 1) and "loss" (nats) of each example, each of shape (n,).
+
+        Raises:
+            UserInputError: Shapes do not fit, or targets are no whole numbers.
         """
+        if outputs.ndim != 2 or targets.shape != outputs.shape[:1] or targets.is_floating_point():
+            raise UserInputError(
+                "classification metrics take outputs of shape (n, K), logits, and targets of shape "
+                f"(n,), whole numbers; got {tuple(outputs.shape)} and {targets.dtype} "
+                f"{tuple(targets.shape)}; name a metric that fits, or change the task's model or "
+                "targets"
+            )
         finite = outputs.isfinite().all(dim=1)
         correct = (outputs.argmax(dim=1) == targets) & finite
         loss = functional.cross_entropy(outputs, targets, reduction="none")

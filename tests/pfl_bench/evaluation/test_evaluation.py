@@ -105,6 +105,16 @@ def test_no_examples_is_an_error_not_a_number() -> None:
         Classification().compute()
 
 
+@pytest.mark.parametrize(
+    ("outputs", "targets"),
+    [((4, 1), torch.zeros(4, 1)), ((4,), torch.zeros(4).long()), ((4, 3), torch.zeros(4))],
+    ids=["regression", "one number", "floats"],
+)
+def test_what_are_no_classes_is_refused(outputs: tuple[int, ...], targets: torch.Tensor) -> None:
+    with pytest.raises(UserInputError, match=r"take outputs of shape \(n, K\).*name a metric"):
+        Classification().update(torch.zeros(outputs), targets)
+
+
 @pytest.mark.parametrize("is_training", [True, False])
 def test_evaluation_leaves_the_mode_as_it_was(is_training: bool) -> None:
     task, split = digits()
