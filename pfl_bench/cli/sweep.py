@@ -193,7 +193,8 @@ def _words(sweep: LoadedSweep, ran: Ran, out: Path) -> str:
         return f"No run measured {sweep.metric} as a number: nothing is chosen."
     return (
         f"The best by {sweep.metric} is run {best.combination.number}. No run has looked at test "
-        "data; this command trains the best once more, the same way, and tests it once:\n"
+        "data; this command trains the best once more, the same way, and tests it once (on another "
+        "machine or by other code a private run draws other noise, and is one more run to pay):\n"
         f"  {command_of(sweep, best.combination, out)}"
     )
 
@@ -230,13 +231,14 @@ def _price(sweep: LoadedSweep, ran: _Runs, out: Path) -> list[str]:
         "accountant": accountant,
         "epsilon": epsilons,
     }
-    write_json(out / "composition.json", {**record, "problems": problems, "covers": _COVERS})
+    covered = _COVERS if epsilons else ""
+    write_json(out / "composition.json", {**record, "problems": problems, "covers": covered})
     told = [f"epsilon ({side}) {round_up(float(one), 4)}" for side, one in epsilons.items()]
     told += [f"no epsilon ({side}): {why}" for side, why in problems.items()]
     return [
         f"Privacy: {len(runs)} private run{'s' * (len(runs) != 1)} on the same training data. Each "
         "run's epsilons hold for that run alone. By composition, all of them together have "
-        f"{', '.join(told)} ({accountant}).{also} {_COVERS}"
+        f"{', '.join(told)} ({accountant}).{also} {covered}".rstrip()
     ]
 
 
@@ -282,14 +284,17 @@ def _run_selection(
 def _selection_words(
     sweep: LoadedSweep, record: dict[str, Any], best: Combination, out: Path
 ) -> list[str]:
+    own = out / "best"
+    report = ["pfl-bench", "report", str(own), "--out", str(own / "report.html"), "--force"]
     return [
         f"Selected by {sweep.metric}: {out / best.slug}. No run has looked at test data; on the "
         "same machine and code, this command repeats the selected trial, bit for bit, and tests it "
-        "once. Its model has the price of the selection, not that of one run: the second command "
-        "takes that along, for tables and the audit. If model_sha256 in its summary.json is not "
-        "the trial's, it was one more run, and spent its own epsilon:\n"
+        "once. Its model has the price of the selection, not that of one run: the other commands "
+        "take that along, for tables, the audit and its report. If model_sha256 in its "
+        "summary.json is not the trial's, it was one more run, and spent its own epsilon:\n"
         f"  {command_of(sweep, best, out)}\n"
-        f"  {shlex.join(['cp', str(out / best.slug / SELECTION_FILE), str(out / 'best')])}",
+        f"  {shlex.join(['cp', str(out / best.slug / SELECTION_FILE), str(own)])}\n"
+        f"  {shlex.join(report)}",
         f"Privacy: {_selection_price(record)} {covers(record['unit'])}",
         "Outside: " + " ".join(NOT_COVERED),
     ]

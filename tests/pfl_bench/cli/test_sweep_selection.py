@@ -85,6 +85,7 @@ def test_the_selected_run_that_is_tested_has_the_price_in_tables_and_leaderboard
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
     (run,) = [line for line in lines if line.startswith("pfl-bench run")]
     (copy,) = [line for line in lines if line.startswith("cp ")]
+    (report,) = [line for line in lines if line.startswith("pfl-bench report")]
     assert main(shlex.split(run)[1:]) == 0
     best = out / "best"
     assert shlex.split(copy)[1:] == [str(chosen_folder(out) / "selection.json"), str(best)]
@@ -96,10 +97,13 @@ def test_the_selected_run_that_is_tested_has_the_price_in_tables_and_leaderboard
     for line in rows_of([tested.summary]):
         assert (line.epsilon_simulated, line.epsilon_actual) == tuple(price.values())
         assert "epsilon is that of the best of a random number of trials" in line.note
+    told = f"{format_epsilon(price['simulated'], None)} simulated"
+    assert told not in (best / "report.html").read_text()
+    assert main(shlex.split(report)[1:]) == 0
+    assert told in (best / "report.html").read_text()
     capsys.readouterr()
     assert main(shlex.split(run)[1:]) == 0
     assert "epsilon is that of the best of a random number" in capsys.readouterr().out
-    told = f"{format_epsilon(price['simulated'], None)} simulated"
     assert f"epsilon with the choice among trials {told}" in repr(pfl_bench.load_run(best))
     assert main(["privacy", "explain", str(best)]) == 0
     said = " ".join(capsys.readouterr().out.split())
@@ -463,6 +467,7 @@ def test_runs_that_share_their_noise_have_no_price_together(
     record = read(out / "composition.json")
     assert record["epsilon"] == {}
     assert "share their noise" in record["problems"]["actual"]
+    assert record["covers"] == ""
 
 
 def test_runs_compose_at_the_smallest_of_their_deltas_by_the_accountant_that_is_asked_for(
