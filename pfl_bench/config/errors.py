@@ -109,7 +109,8 @@ def _explain(detail: Any, keys: Sequence[str], allowed: _Allowed, model: type[Ba
         far = did_you_mean(keys[-1], siblings, ".", cutoff=0.5)
         near = " or ".join(f"'{name}'" for name in elsewhere[:_MOST_ELSEWHERE])
         far = f"; did you mean {near}?" if elsewhere else far
-        is_in_section = model is not RunConfig or len(keys) > 1
+        # A key of the row itself is likelier meant than one of the section that looks like it.
+        is_in_section = (model is not RunConfig or len(keys) > 1) and keys[-1] not in elsewhere
         hint = did_you_mean(keys[-1], siblings if is_in_section else (), far)
         return f"unknown key{hint} Allowed here: {', '.join(siblings) or 'none'}."
     if kind == "missing":

@@ -39,6 +39,7 @@ WRONG = [
     ("epsilon=2", "unknown key; did you mean 'privacy.epsilon' or 'federated.central_optimizer"),
     ("federated_num_rounds=3", "unknown key; did you mean 'federated.num_rounds'?"),
     ("federated.num_round=3", "unknown key; did you mean 'num_rounds'?"),
+    ("federated.precision=bfloat16", "unknown key; did you mean 'precision'?"),
     ("federated.workers=many", "must be a whole number >= 1 and <= 64, or 'auto' (given: 'many')"),
     ("federated.local_learning_rate=.nan", "must be a finite number > 0 (given: nan)"),
     ("federated.local_learning_rate=fast", "must be a finite number > 0 (given: 'fast')"),
