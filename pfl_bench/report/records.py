@@ -6,7 +6,7 @@ import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any
 
 from pfl_bench.config.row_differences import experiment, from_head, row_differences
@@ -228,9 +228,11 @@ def _commit(run: RunRecord) -> str:
 
 
 def _command(run: RunRecord) -> str:
-    """The command as its user typed it, without the folders of one machine."""
-    words = [str(word) for word in run.environment.get("command") or ()][1:]
-    return shlex.join(["pfl-bench", *map(_without_folders, words)]) if words else ""
+    """The command as its user typed it, without the folders of one machine; of a script none."""
+    program, *words = [str(word) for word in run.environment.get("command") or [""]]
+    # The arguments of a script, or of a notebook's kernel, are none of ours.
+    is_ours = PureWindowsPath(program).stem in ("pfl-bench", "__main__")
+    return shlex.join(["pfl-bench", *map(_without_folders, words)]) if words and is_ours else ""
 
 
 def _without_folders(word: str) -> str:

@@ -61,6 +61,25 @@ def test_a_pass_on_records_alone_is_ranked_and_called_so(tmp_path: Path) -> None
     assert "passed on records alone (3 of 3)" in board.table.to_markdown()
 
 
+@pytest.mark.parametrize(
+    ("recorded", "shown"),
+    [
+        (["/a/bin/pfl-bench", "run", "demo/central"], ["pfl-bench run demo/central"]),
+        (["C:\\a\\pfl-bench.EXE", "run", "demo/central"], ["pfl-bench run demo/central"]),
+        (["/a/pfl_bench/__main__.py", "run", "--out=/a/b"], ["pfl-bench run --out=b"]),
+        (["/a/ipykernel_launcher.py", "-f", "/a/kernel.json"], []),
+        (["mine.py", "3"], []),
+        ([], []),
+    ],
+)
+def test_the_command_of_a_script_or_notebook_is_none_of_ours(
+    tmp_path: Path, recorded: list[str], shown: list[str]
+) -> None:
+    change(write_run(tmp_path / "run", "a", "federated") / "environment.json", command=recorded)
+    (table,) = tables(tmp_path)
+    assert [row["commands"] for row in table["rows"]] == [shown]
+
+
 def test_runs_of_one_seed_with_the_same_results_are_one(tmp_path: Path) -> None:
     for seed in (0, 1):
         run = write_run(tmp_path / f"a{seed}", "row", "federated", seed, level=0.8 - seed / 10)
