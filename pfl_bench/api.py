@@ -103,6 +103,7 @@ def run_row(
     from pfl_bench.runs.runner import run
 
     resolved, folder = _placed(row, out, task)
+    FederatedTrainer._close_open(folder)
     with silence(show_progress):
         run(resolved, folder, resume)
         write_report([folder], folder / "report.html")
@@ -114,8 +115,8 @@ class FederatedTrainer:
 
     The rounds are an iterator, for a loop of one's own. ``fit`` runs those that are left. Either
     way the run is that of ``run_row``: the same bits, ledger and folder. A run that is left before
-    its last round is unfinished; ``resume=True`` goes on with it. A later trainer of the same
-    folder closes the first, so that a notebook's cell can be run again.
+    its last round is unfinished; ``resume=True`` goes on with it. A later trainer or ``run_row`` of
+    the same folder closes the first, so that a notebook's cell can be run again.
 
     Guarantee: of a private run, callbacks and loop are given only what the run releases, and what
     the evaluation measures on users outside of training (``pfl_bench.runs.events``).
@@ -158,10 +159,14 @@ class FederatedTrainer:
         self._rounds: Generator[RoundEnd | None, None, dict[str, Any]] = rounds(
             resolved, self.folder, resume, callbacks=callbacks
         )
-        before = self._open.get(self.folder.resolve())
+        self._close_open(self.folder)
+        self._open[self.folder.resolve()] = self
+
+    @classmethod
+    def _close_open(cls, folder: Path) -> None:
+        before = cls._open.get(folder.resolve())
         if before is not None:
             before.close()
-        self._open[self.folder.resolve()] = self
 
     def __iter__(self) -> Iterator[RoundEnd]:
         """The rounds; of a finished run there are none.
@@ -180,7 +185,13 @@ class FederatedTrainer:
                 "folder; make another one with resume=True"
             )
         with silence(self._show_progress), in_python():
-            end = next(self._rounds)
+            try:
+                end = next(self._rounds)
+            except StopIteration:
+                raise
+            except BaseException:  # no rounds are left then, which is not to look like their end
+                self._is_closed = True
+                raise
         assert end is not None  # there are callbacks
         return end
 
@@ -299,7 +310,8 @@ def audit(
             raise UserInputError(
                 f"task: is not that of {path}: it has other {named}; make it from what the run used"
             )
-    return audit_run(path, recompute=recompute)
+    with silence(True):  # alone, but for what it says
+        return audit_run(path, recompute=recompute)
 
 
 def _placed(

@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import re
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ _ARGUMENTS = (
     (re.compile(r"--(resume|force)\b"), r"\1=True"),
     (re.compile(r"--(out|figures|recompute|seeds)\b"), r"\1="),
 )
+_ONE_THREAD = threading.RLock()
 
 
 @contextlib.contextmanager
@@ -62,9 +64,15 @@ def folders_of(plugins: Sequence[str | Path]) -> list[Path]:
     return [given_path(folder, "plugins") for folder in plugins]
 
 
-def silence(show_progress: bool) -> contextlib.AbstractContextManager[object]:
-    """Keep what a run says to a person off standard error, unless it is asked for."""
-    return contextlib.nullcontext() if show_progress else contextlib.redirect_stderr(io.StringIO())
+@contextlib.contextmanager
+def silence(show_progress: bool) -> Iterator[None]:
+    """Keep what a run says to a person off standard error, unless it is asked for.
+
+    Threads wait for each other: standard error and torch's generator are those of the process.
+    """
+    quiet = contextlib.redirect_stderr(io.StringIO())
+    with _ONE_THREAD, contextlib.nullcontext() if show_progress else quiet:
+        yield
 
 
 def override_texts(overrides: Mapping[str, Any]) -> list[str]:

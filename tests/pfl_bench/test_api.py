@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -226,6 +227,40 @@ def test_a_trainer_left_open_does_not_lock_its_own_notebook_out(tmp_path: Path) 
         assert refused.tb is not None
     whole = pfl_bench.run_row(row, tmp_path / "whole")
     assert second.fit().metrics == whole.metrics
+    # So does a call that runs all the rounds.
+    third = pfl_bench.FederatedTrainer(row, tmp_path / "third")
+    next(third)
+    assert pfl_bench.run_row(row, tmp_path / "third", resume=True).metrics == whole.metrics
+
+
+def test_an_interrupted_loop_does_not_look_like_one_that_has_ended(tmp_path: Path) -> None:
+    def interrupt(end: object) -> None:
+        raise KeyboardInterrupt
+
+    row = pfl_bench.load_row("demo/federated.yaml", federated__num_rounds=2)
+    trainer = pfl_bench.FederatedTrainer(row, tmp_path / "run", on_round_end=interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.fit()
+    with pytest.raises(RunFolderError, match="resume=True"):
+        list(trainer)
+    assert len(pfl_bench.FederatedTrainer(row, tmp_path / "run", resume=True).fit().history) == 2
+
+
+def test_threads_run_one_after_another(tmp_path: Path) -> None:
+    # At once, one drew the other's initial weights, and standard error stayed away.
+    row = pfl_bench.load_row("demo/federated.yaml", federated__num_rounds=1)
+    thread = threading.Thread(target=pfl_bench.run_row, args=(row, tmp_path / "second"))
+
+    def meanwhile(end: object) -> None:
+        thread.start()
+        thread.join(1.0)
+        assert not (tmp_path / "second").exists()
+
+    before = sys.stderr
+    first = pfl_bench.FederatedTrainer(row, tmp_path / "first", on_round_end=meanwhile).fit()
+    thread.join()
+    assert pfl_bench.load_run(tmp_path / "second").metrics == first.metrics
+    assert sys.stderr is before
 
 
 def test_messages_name_arguments_of_calls(tmp_path: Path) -> None:
