@@ -6,6 +6,7 @@ Guarantee: what parses says the same to every reader.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import Any, NoReturn
 
 
@@ -25,7 +26,7 @@ def _refuse_constant(name: str) -> NoReturn:
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        again = next(key for key in keys if keys.count(key) > 1)
+        counts = Counter(key for key, _ in pairs)
+        again = next(key for key, count in counts.items() if count > 1)
         raise ValueError(f"the key {again!r:.80} is there twice")
     return found

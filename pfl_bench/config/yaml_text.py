@@ -25,8 +25,10 @@ def _mapping(loader: _Loader, node: yaml.MappingNode, deep: bool = False) -> dic
         key = loader.construct_object(key_node, deep=True)
         if not isinstance(key, str) or key in seen:
             what = "stands twice" if isinstance(key, str) else "is not text"
+            # A list of aliases of lists may stand for more than any message holds.
+            shown = repr(key) if isinstance(key_node, yaml.ScalarNode) else f"(a {key_node.id})"
             mark = key_node.start_mark
-            raise yaml.MarkedYAMLError(problem=f"key {key!r} {what}", problem_mark=mark)
+            raise yaml.MarkedYAMLError(problem=f"key {shown} {what}", problem_mark=mark)
         seen.add(key)
     return yaml.SafeLoader.construct_mapping(loader, node, deep=True)
 
