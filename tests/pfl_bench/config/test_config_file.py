@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from pfl_bench.config.loading import load_config, resolve
+from pfl_bench.config.row_files import bundled_configs, locate
 from pfl_bench.config.yaml_text import apply_override, read_yaml
 from pfl_bench.types import ConfigError
 from tests.helpers import make_tree
@@ -173,3 +174,13 @@ def test_an_override_can_open_a_section() -> None:
     tree: dict[str, object] = {"federated": None}
     apply_override(tree, "federated.algorithm.name=fedprox")
     assert tree == {"federated": {"algorithm": {"name": "fedprox"}}}
+
+
+def test_a_folder_of_results_does_not_hide_the_bundled_table_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("demo/federated/seed-0").mkdir(parents=True)
+    assert locate("demo", folder=True) == bundled_configs() / "demo"
+    Path("demo/mine.yaml").touch()
+    assert locate("demo", folder=True) == Path("demo")
