@@ -115,6 +115,9 @@ def _problems_of_epsilon(
         if (np.diff(values[known]) < 0.0).any():
             yield f"{name} falls from one line to the next"
         stated, ends = as_number(inputs.side(label).get("epsilon")), inputs.is_final and len(values)
+        named = np.array([name in row for row in metrics.rows], dtype=np.bool_)
+        if np.isfinite(stated) and (lost := np.flatnonzero(named & ~np.isfinite(values))).size:
+            yield f"{name} is no number after round {lost[0] + 1}, but {stated:.6g} is stated"
         if ends and np.isfinite(values[-1]) and not json_equal(float(values[-1]), stated):
             yield f"{name} is {values[-1]:.6g} after the last round, but {stated:.6g} is stated"
         # Of many lines some, the last among them.

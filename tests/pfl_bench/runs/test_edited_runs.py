@@ -216,6 +216,10 @@ def halved(row: dict[str, Any]) -> None:
     row["privacy/epsilon_actual"] /= 2.0
 
 
+def unknown(row: dict[str, Any]) -> None:
+    row["privacy/epsilon_actual"] = "nan"
+
+
 def state_edit(change: Change) -> Edit:
     def edit(folder: Path) -> None:
         for path in (folder / "checkpoints").glob("step-*.pt"):
@@ -248,6 +252,7 @@ def put_in_each(place: str, lines: list[dict[str, Any]]) -> None:
 
 EDITS: dict[str, tuple[Edit, set[str]]] = {
     "an epsilon on the way": (metrics_edit(halved), {"metrics"}),
+    "an epsilon that is no number": (metrics_edit(unknown), {"metrics"}),
     **{
         f"in the metrics: {name}": (metrics_edit(partial(put_as, name)), {"folder"})
         for name in ("train/sum_0", "systems/mean_norm", "val/update_norm", "time/raw_norm")
