@@ -137,30 +137,27 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> ResolvedConfig:
     # A run folder's config.yaml is the copy of a row, and says so where it is of no row.
     differences = from_head(path.read_text(encoding="utf-8"))
     if not all(is_harmless(text.partition("=")[0].strip()) for text in overrides):
-        differences += _differences(row, tree, resolved)
-    differences += _claim_differences(resolved)
+        differences += _differences(row, path, tree, resolved.tree)
+    differences += claim_differences(path, resolved.tree)
     return replace(resolved, not_the_row=tuple(dict.fromkeys(differences)))
 
 
-def _claim_differences(resolved: ResolvedConfig) -> tuple[str, ...]:
-    """Differences of a user's file from the nearest bundled row that it claims to be."""
-    found = []
-    for path in claimed_rows(resolved.source, resolved.tree):
-        row = read_yaml(path)
-        found.append(_differences(row, resolved.tree, replace(resolved, source=path)))
-    return min(found, key=len, default=())
+def claim_differences(path: Path, tree: Mapping[str, Any]) -> tuple[str, ...]:
+    """Differences of a resolved configuration, of a file, from the nearest row that it claims."""
+    rows = claimed_rows(path, tree)
+    return min((_differences(read_yaml(row), row, tree, tree) for row in rows), key=len, default=())
 
 
 def _differences(
-    row: dict[str, Any], tree: dict[str, Any], resolved: ResolvedConfig
+    row: dict[str, Any], path: Path, tree: Mapping[str, Any], resolved: Mapping[str, Any]
 ) -> tuple[str, ...]:
-    """Differences of a configuration with overrides from its file alone."""
+    """Differences of a configuration from a row's file alone."""
     try:
-        alone = resolve(row, resolved.source, ())
+        alone = resolve(row, path, ())
     except ConfigError:
         # The file needs the overrides: nothing can be filled in, so it is compared as written.
         return row_differences(row, tree)
-    return row_differences(alone.tree, resolved.tree)
+    return row_differences(alone.tree, resolved)
 
 
 def resolve(tree: Mapping[str, Any], path: Path, overrides: tuple[str, ...]) -> ResolvedConfig:

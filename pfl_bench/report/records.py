@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
+from pfl_bench.config.loading import RECORD_NAME, claim_differences
 from pfl_bench.config.row_differences import experiment, from_head, row_differences
 from pfl_bench.metrics import is_spread
 from pfl_bench.report.audit import audit_status
@@ -146,7 +147,7 @@ def _record(runs: Sequence[RunRecord], folders: Sequence[RunRecord]) -> Record:
     return Record(
         row=first.name,
         setting=first.setting,
-        changes=list(from_head(first.config_text)),
+        changes=_changes(first),
         method=method_of(first.config, first.setting),
         attack=(first.config.get("attack") or {}).get("kind"),
         has_canaries=bool((first.config.get("privacy") or {}).get("audit")),
@@ -169,6 +170,12 @@ def _record(runs: Sequence[RunRecord], folders: Sequence[RunRecord]) -> Record:
         ),
         hardware=same_or_each(one.get("hardware") or {} for one in environments),
     )
+
+
+def _changes(run: RunRecord) -> list[str]:
+    # By what was run too: the head is text that anybody edits, and a row may have changed since.
+    claimed = claim_differences(run.path / RECORD_NAME, run.config)
+    return _distinct((*from_head(run.config_text), *claimed))
 
 
 def _metrics(summaries: Sequence[RunSummary]) -> dict[str, list[float | None]]:

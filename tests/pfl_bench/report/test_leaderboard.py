@@ -18,7 +18,9 @@ import yaml
 from pydantic import TypeAdapter
 
 from pfl_bench.cli.main import main
+from pfl_bench.config.loading import load_config
 from pfl_bench.config.row_differences import settings_digest
+from pfl_bench.config.row_files import bundled_configs
 from pfl_bench.files import to_json_value
 from pfl_bench.report.leaderboard import boards, ranked, standings, write_leaderboard
 from pfl_bench.report.page import write_report
@@ -251,6 +253,15 @@ def test_another_setting_is_another_row_and_another_seed_or_device_is_not(tmp_pa
     assert sorted(row["seeds"] for row in table["rows"]) == [[0, 1], [2]]
     (other,) = [row for row in table["rows"] if row["seeds"] == [2]]
     assert other["changes"] == ["task.num_users 300 -> null"]
+
+
+def test_a_shorter_run_is_not_the_row_of_its_name_whatever_its_head_says(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "a", "demo-federated", "federated") / "config.yaml"
+    row = load_config(bundled_configs() / "demo/federated.yaml", ["federated.num_rounds=5"])
+    assert "# not the row: federated.num_rounds 60 -> 5" in row.to_yaml()
+    path.write_text(yaml.safe_dump(row.tree))
+    ((line,),) = [table["rows"] for table in tables(tmp_path)]
+    assert line["changes"] == ["federated.num_rounds 60 -> 5"]
 
 
 def test_runs_without_a_number_to_rank_by_are_named(tmp_path: Path, capsys: Capture) -> None:
