@@ -84,7 +84,8 @@ def write_atomically(path: Path, content: bytes | str | Callable[[BinaryIO], obj
         if isinstance(error, OSError) and error.filename in (None, str(partial)):
             error.filename = str(path)
             del error.filename2  # None would be shown
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # where it could not be made either
+            partial.unlink()
         raise
     synchronise_folder(path.parent)
 
@@ -161,10 +162,8 @@ def is_running(process: int) -> bool:
     """Whether a process of this machine has this id; also one that took a dead one's id over."""
     try:
         os.kill(process, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except OSError:  # somebody else's
-        return True
+    except (OSError, OverflowError) as error:  # else it is somebody else's
+        return not isinstance(error, (ProcessLookupError, OverflowError))
     return True
 
 

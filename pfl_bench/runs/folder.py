@@ -123,7 +123,8 @@ class RunFolder:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Release the folder; what was made for a run that was refused is removed."""
         # Only now nobody else has it: filelock takes an unlinked file for no lock.
-        (self.path / ".lock").unlink(missing_ok=True)
+        with suppress(OSError):  # of a folder that is read-only by now, which is not what ended it
+            (self.path / ".lock").unlink()
         self._lock.release()
         recorded = self.path / "config.yaml"
         if self._is_recorded and isinstance(error, _OF_FILES) and not recorded.exists():

@@ -58,6 +58,17 @@ def finished_before(folders: Sequence[Path]) -> str:
     return f"{folders[0]}{rest}: finished before; not run again"
 
 
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Name a file in the error of a write to it, which has no name where the disk is full."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = str(path)
+        del error.filename2  # None would be shown
+        raise
+
+
 class _Display:
     """Two lines that stay in sight: name, count, bar and time left; below them the last metrics.
 
@@ -147,8 +158,9 @@ class RunLog:
                 "folder with --out"
             )
         line = json.dumps({"round": step, **to_json_value(scalars)}, allow_nan=False)
-        self._file.write(line + "\n")
-        self._file.flush()
+        with _naming(self._path):
+            self._file.write(line + "\n")
+            self._file.flush()
         is_due = time.monotonic() - self._last_line > SECONDS_BETWEEN_LINES
         if self._display is not None:
             self._display.show(step, headline)
@@ -163,7 +175,7 @@ class RunLog:
     def notice(self, text: str) -> None:
         """Say something once, to a person and in ``run.log``."""
         text = visible(text)
-        with self._notices.open("a", encoding="utf-8") as file:
+        with _naming(self._notices), self._notices.open("a", encoding="utf-8") as file:
             file.write(text + "\n")
         said = _SAID.get()
         if said is not None:
@@ -181,9 +193,10 @@ class RunLog:
 
     def __exit__(self, *exception: object) -> None:
         """Close the file and the bar."""
-        self._file.close()
         if self._display is not None:
             self._display.stop()
+        with _naming(self._path):  # what could not be written is tried again
+            self._file.close()
 
 
 def headline_of(scalars: dict[str, float], headlines: Sequence[str]) -> str:

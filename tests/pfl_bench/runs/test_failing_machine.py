@@ -19,7 +19,9 @@ import torch
 
 from pfl_bench.cli.main import explain, main
 from pfl_bench.federated import trainer as federated
-from pfl_bench.files import read_json, read_metrics
+from pfl_bench.files import read_json, read_metrics, write_atomically
+from pfl_bench.runs.folder import RunFolder
+from pfl_bench.runs.log import RunLog
 from pfl_bench.runs.runner import run
 from privacy.errors import LedgerError
 from privacy.ledger import read_ledger
@@ -68,6 +70,39 @@ def test_a_disk_that_fills_up(config_file: ConfigFile, tmp_path: Path, capsys: C
         subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
         assert main([*command, "--resume"]) == 0
         assert len(read_metrics(disk / "run" / "metrics.jsonl")) == 40
+
+
+@pytest.mark.parametrize("name", ["run.log", "metrics.jsonl"])
+def test_a_log_that_cannot_grow_is_named(name: str, tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def write() -> None:
+        with RunLog(tmp_path, "name", 1, 0) as log:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+            log.notice("text") if name == "run.log" else log.metrics(1, {"loss": 0.5}, "")
+
+    try:
+        with pytest.raises(OSError, match="large") as caught:
+            write()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert str(caught.value) == f"[Errno 27] File too large: '{tmp_path / name}'"
+
+
+def test_a_disk_that_becomes_read_only(tmp_path: Path, monkeypatch: Patch) -> None:
+    def refuse(self: Path, **options: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(self))
+
+    def write() -> None:
+        with RunFolder(tmp_path / "run"):
+            monkeypatch.setattr(Path, "unlink", refuse)
+            write_atomically(tmp_path / "run" / "report.html", "text")
+
+    with pytest.raises(OSError, match="Read-only") as caught:
+        write()
+    assert caught.value.filename == str(tmp_path / "run" / "report.html")
+    with RunFolder(tmp_path / "run"):  # its lock was released
+        pass
 
 
 @pytest.mark.parametrize("what", ["removed", "moved"])
