@@ -30,6 +30,7 @@ _LARGEST_INTEGER = 2**1023  # the last power of two that a float holds
 # After a result's name: of a file or folder that becomes it, with the process that writes it.
 _UNFINISHED = re.compile(r"^(?:(?:partial|gathering)-(\d+)-\w+|(\d+)\.partial)$")
 _RESTORE = "restore the file from a copy, or run the row again"
+_DELETE = "delete the file if the run is to be resumed, or run the row again"
 _STRINGS_AND_BRACKETS = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[\]{}]', re.DOTALL)
 
 
@@ -275,7 +276,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     except ValueError as error:
         raise RunFolderError(
             f"{path} is not JSON as it is written here ({error}); expected one object, written "
-            "whole: delete the file if the run is to be resumed, or run the row again"
+            f"whole: {_RESTORE if path.name == 'environment.json' else _DELETE}"
         ) from None
     if not isinstance(value, dict):
         raise RunFolderError(

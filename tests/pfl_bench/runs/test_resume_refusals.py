@@ -212,7 +212,7 @@ def test_a_damaged_record_of_the_environment(content: str, cut: Cut, tmp_path: P
     config = make_config("private_federated")
     cut(config, tmp_path, 4)
     (tmp_path / "environment.json").write_text(content)
-    with pytest.raises(RunFolderError, match=r"environment\.json"):
+    with pytest.raises(RunFolderError, match=r"environment\.json.*[Rr]estore the file"):
         run(config, tmp_path, resume=True)
 
 
