@@ -18,6 +18,7 @@ from pfl_bench.types import RunFolderError, RunSummary, as_float, step_unit
 from pfl_bench.types.layouts import LAYOUTS, misfit
 
 _FORMAT_VERSION = 1
+_OF_A_RUN = {"config.yaml", "environment.json", "metrics.jsonl", "summary.json"}
 
 
 @dataclass(frozen=True)
@@ -116,13 +117,15 @@ class RunRecord:
 def runs_below(folder: Path) -> list[Path]:
     """Find the run folders at and below a folder, sorted; RunFolderError if there is none.
 
-    A folder that cannot be listed is among them: whoever reads it says so, and leaves out no run
-    in silence. Shadow runs of an attack are no rows: they are found in ``shadows/`` itself alone.
+    A folder that cannot be listed, or lacks a file, is among them: whoever reads it says so, and
+    leaves out no run in silence. Shadow runs of an attack are no rows: they are found in
+    ``shadows/`` itself alone.
     """
     found: list[Path] = []
     walk = os.walk(folder, onerror=lambda error: found.append(Path(error.filename)))
     for place, inner, names in walk if folder.is_dir() else ():
-        if {"config.yaml", "environment.json"} <= set(names):
+        # One that has lost a file is not passed over.
+        if len(_OF_A_RUN.intersection(names)) > 1:
             found.append(Path(place))
         if Path(place).name == "shadows" and Path(place) != folder:
             inner[:] = [name for name in inner if not name.startswith("shadow-")]

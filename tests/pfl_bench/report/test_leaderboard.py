@@ -335,6 +335,14 @@ def test_methods_are_named_in_a_few_words() -> None:
     assert method_of({"privacy": privacy, "model": {"name": "cnn"}}, "central_dp") == "DP-SGD; cnn"
 
 
+def test_a_run_that_has_lost_its_configuration_is_named(tmp_path: Path, capsys: Capture) -> None:
+    write_run(tmp_path / "a", "a", "federated")
+    lost = write_run(tmp_path / "b", "b", "federated")
+    (lost / "config.yaml").unlink()
+    assert main(["leaderboard", str(tmp_path), "--out", str(tmp_path / "page.html")]) == 1
+    assert f"left out: {lost}: not a run folder (it has no config.yaml)" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("name", "content"),
     [
