@@ -23,11 +23,11 @@ from weakref import WeakValueDictionary
 
 from pfl_bench.cli.python_calls import (
     add_folders,
+    exclusively,
     folders_of,
     held,
     in_python,
     override_texts,
-    silence,
     task_texts,
 )
 from pfl_bench.cli.run_many import short_name, with_seeds
@@ -104,7 +104,7 @@ def run_row(
 
     resolved, folder = _placed(row, out, task)
     FederatedTrainer._close_open(folder)
-    with silence(show_progress):
+    with exclusively(show_progress):
         run(resolved, folder, resume)
         write_report([folder], folder / "report.html")
     return load_run(folder)
@@ -184,7 +184,7 @@ class FederatedTrainer:
                 f"{self.folder}: this trainer was closed, by itself or by a later one of the same "
                 "folder; make another one with resume=True"
             )
-        with silence(self._show_progress), in_python():
+        with exclusively(self._show_progress), in_python():
             try:
                 end = next(self._rounds)
             except StopIteration:
@@ -209,7 +209,7 @@ class FederatedTrainer:
     def close(self) -> None:
         """Leave the run; the folder is no longer locked."""
         self._is_closed = True
-        with silence(self._show_progress):
+        with exclusively(self._show_progress):
             self._rounds.close()
 
     def __enter__(self) -> FederatedTrainer:
@@ -257,7 +257,7 @@ def run_table(
             f"seeds: {seeds!r:.60} is no whole number from 1 to {MOST_RUNS}, of runs a row"
         )
     rows = rows_below(path)
-    with silence(show_progress):
+    with exclusively(show_progress):
         texts, of_row = override_texts(overrides), functools.partial(task_texts, task)
         configurations = with_seeds(rows.values(), texts, seeds, of_row)
     return TableResult(
@@ -310,7 +310,7 @@ def audit(
             raise UserInputError(
                 f"task: is not that of {path}: it has other {named}; make it from what the run used"
             )
-    with silence(True):  # alone, but for what it says
+    with exclusively(True):
         return audit_run(path, recompute=recompute)
 
 

@@ -18,7 +18,7 @@ from pfl_bench.cli.check_plugin import Checked, check_folder
 from pfl_bench.cli.list import rows_listed
 from pfl_bench.cli.main import EXIT_DONE
 from pfl_bench.cli.parsers import build_parser
-from pfl_bench.cli.python_calls import in_python, override_texts, silence, task_texts
+from pfl_bench.cli.python_calls import exclusively, in_python, override_texts, task_texts
 from pfl_bench.cli.run_result import SweepResult
 from pfl_bench.cli.show import look
 from pfl_bench.config.row_files import locate, locate_row
@@ -69,7 +69,7 @@ def show(
     Raises:
         ConfigError: There is no such row, or it is wrong.
     """
-    with silence(False):
+    with exclusively(False):
         name = str(given_path(row, "row"))
         texts = [*task_texts(task, locate_row(name)), *override_texts(overrides)]
         return look(name, texts, estimate).to_json_dict()
@@ -217,7 +217,7 @@ def check_plugin(folder: str | Path) -> list[Checked]:
     Raises:
         PluginError: The folder holds no plug-in.
     """
-    with silence(False):
+    with exclusively(False):
         return list(check_folder(given_path(folder, "folder")))
 
 

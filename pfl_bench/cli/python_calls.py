@@ -65,10 +65,10 @@ def folders_of(plugins: Sequence[str | Path]) -> list[Path]:
 
 
 @contextlib.contextmanager
-def silence(show_progress: bool) -> Iterator[None]:
-    """Keep what a run says to a person off standard error, unless it is asked for.
+def exclusively(show_progress: bool) -> Iterator[None]:
+    """Let one thread run at a time: torch's generator is the process's, and so is standard error.
 
-    Threads wait for each other: standard error and torch's generator are those of the process.
+    What a run says to a person there is dropped, unless it is asked for.
     """
     quiet = contextlib.redirect_stderr(io.StringIO())
     with _ONE_THREAD, contextlib.nullcontext() if show_progress else quiet:
