@@ -141,26 +141,29 @@ class RunLog:
         self._last_line = time.monotonic()
         drop_after(self._path, done)
         self._file = self._path.open("a", encoding="utf-8")
+        self._length = self._path.stat().st_size
         self._display = None
         if self._stream.isatty():
             self._display = _Display(title, total, done, self._stream)
 
     def metrics(self, step: int, scalars: dict[str, float], headline: str) -> None:
         """Record a round's scalars; ``headline`` is shown, or empty when nothing is new."""
+        held = os.fstat(self._file.fileno())
         try:
-            is_here = os.path.samestat(os.fstat(self._file.fileno()), self._path.stat())
+            is_here = os.path.samestat(held, self._path.stat())
         except FileNotFoundError:
             is_here = False
-        if not is_here:
+        if not is_here or held.st_size < self._length:
+            what = "was cut" if is_here else "was removed, moved or replaced"
             raise RunFolderError(
-                f"{self._path} was removed, moved or replaced while the run wrote to it, and its "
-                "rounds with it. Put it back as it was and go on with --resume, or start in a new "
-                "folder with --out"
+                f"{self._path} {what} while the run wrote to it, and its rounds with it. Put it "
+                "back as it was and go on with --resume, or start in a new folder with --out"
             )
         line = json.dumps({"round": step, **to_json_value(scalars)}, allow_nan=False)
         with _naming(self._path):
             self._file.write(line + "\n")
             self._file.flush()
+            self._length = os.fstat(self._file.fileno()).st_size
         is_due = time.monotonic() - self._last_line > SECONDS_BETWEEN_LINES
         if self._display is not None:
             self._display.show(step, headline)

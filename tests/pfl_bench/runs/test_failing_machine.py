@@ -23,6 +23,7 @@ from pfl_bench.files import read_json, read_metrics, write_atomically
 from pfl_bench.runs.folder import RunFolder
 from pfl_bench.runs.log import RunLog
 from pfl_bench.runs.runner import run
+from pfl_bench.types import RunFolderError
 from privacy.errors import LedgerError
 from privacy.ledger import read_ledger
 from tests.helpers import central_of, make_config
@@ -70,6 +71,15 @@ def test_a_disk_that_fills_up(config_file: ConfigFile, tmp_path: Path, capsys: C
         subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
         assert main([*command, "--resume"]) == 0
         assert len(read_metrics(disk / "run" / "metrics.jsonl")) == 40
+
+
+def test_metrics_that_are_cut_during_the_run(tmp_path: Path) -> None:
+    with RunLog(tmp_path, "name", 3, 0) as log:
+        log.metrics(1, {"loss": 0.5}, "")
+        log.metrics(2, {"loss": 0.4}, "")
+        os.truncate(tmp_path / "metrics.jsonl", 0)
+        with pytest.raises(RunFolderError, match=r"metrics\.jsonl was cut while the run wrote"):
+            log.metrics(3, {"loss": 0.3}, "")
 
 
 @pytest.mark.parametrize("name", ["run.log", "metrics.jsonl"])
