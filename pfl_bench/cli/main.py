@@ -91,9 +91,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"pfl-bench: interrupted; the same command {again}", file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # The reader of a pipe such as `| head` went away: nothing is wrong, nothing is left to say.
+        # The reader of a pipe such as `| head` went away: nothing is left to say, but a run that
+        # was under way is not done.
         sys.stdout = None
-        return EXIT_DONE
+        return EXIT_FAILED if arguments.command in _OF_RUNS else EXIT_DONE
     except (Exception, SystemExit) as error:
         message = explain(error, arguments.command in _OF_RUNS)
         if message is None:

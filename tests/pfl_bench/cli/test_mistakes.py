@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import subprocess
@@ -389,3 +390,13 @@ def test_a_run_with_another_attack_is_not_audited(
     text = said(["audit", str(out)], capsys)
     assert f"{out / 'attack' / 'attack.json'}: " in text
     assert why in text
+
+
+def test_a_run_whose_words_nobody_reads_is_not_called_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    def pipe_is_closed(*_: object) -> int:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("pfl_bench.cli.main._command", pipe_is_closed)
+    for command, code in ((["list"], 0), (["run", "demo/federated"], 1)):
+        monkeypatch.setattr("sys.stdout", io.StringIO())
+        assert main(command) == code
