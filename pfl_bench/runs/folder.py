@@ -103,8 +103,8 @@ class RunFolder:
                 "folder with --out"
             ) from None
         except OSError as error:
-            is_file = isinstance(error, FileExistsError | NotADirectoryError)
-            why = "a file has this name, or part of it" if is_file else error.strerror
+            taken = isinstance(error, FileExistsError | NotADirectoryError)
+            why = "a file has this name, or part of it" if taken else str(error).rpartition("] ")[2]
             other = "a shorter name" if error.errno == errno.ENAMETOOLONG else "another"
             raise RunFolderError(
                 f"{self.path}: this run folder cannot be written ({why}); give {other} with --out"

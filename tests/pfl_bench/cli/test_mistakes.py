@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from filelock import FileLock
 
 from pfl_bench.cli.main import explain, main
 from pfl_bench.config.yaml_text import parse_yaml
@@ -400,3 +401,14 @@ def test_a_run_whose_words_nobody_reads_is_not_called_done(monkeypatch: pytest.M
     for command, code in ((["list"], 0), (["run", "demo/federated"], 1)):
         monkeypatch.setattr("sys.stdout", io.StringIO())
         assert main(command) == code
+
+
+def test_the_lock_of_another_user_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    def refused(lock: FileLock) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", lock.lock_file)
+
+    monkeypatch.setattr(FileLock, "acquire", refused)
+    told = said(["run", "demo/federated", "--out", str(tmp_path)], capsys)
+    assert f"cannot be written (Permission denied: '{tmp_path / '.lock'}')" in told
