@@ -56,7 +56,7 @@ def locate(name: str, folder: bool) -> Path:
     path = Path(name)
     inner, root = name.removeprefix("configs/"), bundled_configs()
     candidates = [path, root / inner]
-    if folder and candidates[1].is_dir() and not any(path.glob("*.yaml")):
+    if folder and any(candidates[1].glob("*.yaml")) and not any(path.glob("*.yaml")):
         del candidates[0]  # such as results of that table
     for candidate in candidates:
         # A pipe or device is found too, and refused by what reads it.
