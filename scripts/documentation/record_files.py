@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -71,11 +72,12 @@ def experiment_of(record: Record) -> tuple[str, ...]:
 def can_join(old: Record, new: Record) -> bool:
     """Whether two records measure seeds of one experiment on the same data, and are comparable.
 
-    Those of private runs are not joined (their audits are of one version of the code), nor those
-    with a line that is not judged, or that says more than its seeds.
+    Those of private runs are joined where they claim the same, each passed its audit (each run that
+    of its own version of the code), and no seed is in both. Records with a line that is not judged,
+    or that says more than its seeds, are not joined.
     """
     return (
-        old.privacy is None is new.privacy
+        _are_alike(old, new)
         and (old.data, old.headline) == (new.data, new.headline)
         and list(map(_expected, old.lines)) == list(map(_expected, new.lines))
         and all(
@@ -84,6 +86,14 @@ def can_join(old: Record, new: Record) -> bool:
             for line in one.lines
         )
     )
+
+
+def _are_alike(old: Record, new: Record) -> bool:
+    if old.privacy is None or new.privacy is None:
+        return old.privacy is new.privacy
+    is_same = replace(old.privacy, audits={}) == replace(new.privacy, audits={})
+    passed = {*old.privacy.audits, *new.privacy.audits} == {"passed"}
+    return is_same and passed and set(old.seeds).isdisjoint(new.seeds)
 
 
 def _expected(line: RowResult) -> tuple[object, ...]:
@@ -110,9 +120,13 @@ def joined(old: Record, new: Record) -> Record:
         ).judged()
         for place, line in enumerate(new.lines)
     ]
+    audits: Counter[str] = Counter()
+    for one in (old, new):
+        audits.update(one.privacy.audits if one.privacy else {})
     return replace(
         new,
         seeds=seeds,
+        privacy=new.privacy and replace(new.privacy, audits=dict(audits)),
         metrics={
             name: [one.metrics[name][index] if name in one.metrics else None for one, index in runs]
             for name in names

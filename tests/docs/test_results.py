@@ -14,6 +14,7 @@ from pfl_bench.config.row_differences import head_lines
 from pfl_bench.report.records import same_or_each
 from tests.docs.following import documentation, script
 from tests.helpers import REPOSITORY
+from tests.pfl_bench.report.test_leaderboard import audited
 from tests.pfl_bench.report.test_report import write_run
 
 RESULTS = documentation("results")
@@ -107,7 +108,7 @@ def test_a_value_of_records_that_are_merged_again_is_named_once() -> None:
 
 @pytest.mark.parametrize(("setting", "data"), [("federated", {"checksum": "x"}),
                                                ("private_federated", {})])  # fmt: skip
-def test_merging_joins_no_seeds_of_other_data_or_of_private_runs(
+def test_merging_joins_no_seeds_of_other_data_or_of_private_runs_without_audit(
     tmp_path: Path, setting: str, data: dict[str, str]
 ) -> None:
     runs = [committed(write_run(tmp_path / f"{seed}", "a", setting, seed)) for seed in (0, 1)]
@@ -117,6 +118,19 @@ def test_merging_joins_no_seeds_of_other_data_or_of_private_runs(
     collected(runs[:1], tmp_path / "t.json")
     (record,) = collected(runs[1:], tmp_path / "t.json", "--merge")
     assert record["seeds"] == [1]
+
+
+def test_merging_adds_private_runs_that_passed(tmp_path: Path) -> None:
+    runs = [committed(write_run(tmp_path / f"{n}", "a", "private_federated", n)) for n in range(3)]
+    for run in runs:
+        audited(run)
+    at_once = collected(runs, tmp_path / "all.json")
+    assert at_once[0]["privacy"]["audits"] == {"passed": 3}
+    by_parts = tmp_path / "parts.json"
+    for part in (runs[:1], runs[1:], runs[1:]):
+        record = collected(part, by_parts, "--merge")[0]
+    assert sorted(record.pop("commands")) == sorted(at_once[0].pop("commands"))
+    assert [record] == at_once
 
 
 def test_merging_keeps_what_is_measured_of_a_changed_row(checkout: Path) -> None:
