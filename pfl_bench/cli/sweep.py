@@ -124,10 +124,10 @@ def _run(sweep: LoadedSweep, arguments: argparse.Namespace, out: Path) -> Ran:
         chosen = [sweep.combinations[one.combination.number - 1] for one in kept]
     if arguments.only is not None:
         # What the others have released has a price, too.
-        others = (one for one in sweep.combinations if one.number != arguments.only)
-        for one in (one for one in others if (out / one.slug).exists()):
-            found = attempt(RunFolder(out / one.slug).look, one.resolved, True)
-            runs.append((one, None if isinstance(found, str) else found))
+        for one in sweep.combinations:
+            if one.number != arguments.only and (out / one.slug).exists():
+                found = attempt(RunFolder(out / one.slug).look, one.resolved, True)
+                runs.append((one, None if isinstance(found, str) else found))
     return Ran(results, runs, is_whole and rounds is None, batch.exit_code())
 
 
